@@ -46,7 +46,7 @@ def test_worlds_fall_into_regions_as_drawn() -> None:
 
 @pytest.mark.parametrize("protocol", ["aligned", "unaligned", "chandy_lamport", "synchronous"])
 def test_r4_a_replacement_makes_the_same_rows_again(protocol: str) -> None:
-    """The judge compares each with the one that survivors have, and follows nobody who drops by number alone."""
+    """The oracle compares each with the one that survivors have, and follows nobody who drops by number alone."""
     seen = Counter[str]()
     for name in ("shuffle", "sources", "fan", "wide"):
         for seed in range(12):

@@ -21,8 +21,8 @@ from cutwater.sim.mutants.core import Mutant, idle
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
 from cutwater.sim.world.choices import Choices
+from cutwater.sim.world.disk import Part
 from cutwater.sim.world.output import Handle, Output, retire, settle
-from cutwater.sim.world.part import Part
 from cutwater.sim.world.subtask import SimSubtask
 
 if TYPE_CHECKING:
@@ -221,9 +221,9 @@ def _no_verification(world: World) -> None:
 
     def restored(done: Any) -> None:
         if not whole(done):
-            world.judge.broken("damaged snapshot restored", "planted")
+            world.oracle.broken("damaged snapshot restored", "planted")
 
-    world.judge.restored = restored
+    world.oracle.restored = restored
     world.disk.whole = lambda done: True
 
 

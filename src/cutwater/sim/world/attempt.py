@@ -1,21 +1,24 @@
-"""One attempt of the job: its channels, made new or from a snapshot."""
+"""One attempt of the job: its channels, made new or from a snapshot, which may be one taken at another parallelism.
+
+Where event time begins then, and in which order what was on its way comes, is the core's to say; who owns which key,
+and who reads which split, is the simulator's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from cutwater.protocol.channel.items import Timed, Watermark
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.protocol.channel.items import Rows, Timed, Watermark, rows_in
 from cutwater.protocol.determinants import DeterminantLog
-from cutwater.sim.schedules.graphs import Plan
-from cutwater.sim.world.channels import Link
-from cutwater.sim.world.disk import Done
-from cutwater.sim.world.part import Part, numbers_in
-from cutwater.sim.world.redistribution import Redealt
+from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, RedistributedEdge, merged_time
+from cutwater.sim.schedules.graphs import Channel, Graph, How, Plan, key_of
+from cutwater.sim.world.channels import Link, Numbers
+from cutwater.sim.world.disk import Done, Part, numbers_in
 
 if TYPE_CHECKING:
-    from cutwater.sim.schedules.graphs import Channel
-    from cutwater.sim.world.part import Part
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
@@ -127,3 +130,105 @@ class Attempt:
         if not back and sender.said[channel] > known:
             log.append(Watermark(sender.said[channel]))
         return log
+
+
+Rerouting: TypeAlias = Callable[[How, int, int, int, int], bool]
+"""Whether a row on its way belongs to a new receiver: kind of edge, row, old receiver, new one, number of new ones."""
+
+
+def reroute(how: How, row: int, old: int, target: int, targets: int) -> bool:
+    """A row with a key goes to the key's owner, another one to the subtask with the number of the one it was for."""
+    return (key_of(row) if how == "hash" else old) % targets == target
+
+
+class Redealt:
+    """The parts of a snapshot at another parallelism; what is on its way lies in the receivers' parts.
+
+    Keys go to their owners, a sink's staged rows to any of its subtasks, splits to readers by their number.  Rows of
+    the channels are numbered anew.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[int, Part],
+        old: Graph,
+        new: Graph,
+        edge_class: type[RedistributedEdge],
+        rerouting: Rerouting,
+    ) -> None:
+        self._before, self._old, self._new, self._rerouting = parts, old, new, rerouting
+        self._of_edge = [[c for c in old.channels if c.edge == e] for e in range(len(old.edges))]
+        reached = [self._reached(step) for step in range(len(new.steps))]
+        self._edges = [
+            edge_class([self._old_channel(c).sent for c in channels], reached[new.edges[e].source])
+            for e, channels in enumerate(self._of_edge)
+        ]
+        self.parts = {task: self._part(task, reached[step]) for task, (step, _) in enumerate(new.tasks)}
+        for channel in new.channels:
+            self._begin(channel)
+
+    def _reached(self, step: int) -> int:
+        """Where the event time of a new subtask begins: that of the slowest old one that had not ended."""
+        return merged_time(InputTime(part.watermark) for part in self._parts_of(step)).watermark
+
+    def _parts_of(self, step: int) -> list[Part]:
+        return [self._before[t] for t, (s, _) in enumerate(self._old.tasks) if s == step]
+
+    def _part(self, task: int, reached: int) -> Part:
+        new, (step, index) = self._new, self._new.tasks[task]
+        before, parallelism = self._parts_of(step), self._new.steps[step].parallelism
+        mine = before[index::parallelism]
+        read = {split: position for p in before for split, position in p.positions.items()}
+        part = Part(
+            task=task,
+            attempt=0,
+            positions={split: read[split] for split in new.splits.get(task, ())},
+            counts=_counts(mine if task in new.sinks else before, task in new.sinks, index, parallelism),
+            sign=sum(p.sign for p in before),
+            watermark=reached,
+            pieces=tuple(piece for p in mine for piece in p.pieces),
+        )
+        return part
+
+    def _begin(self, channel: Channel) -> None:
+        """Where a new channel begins, and what it delivers first."""
+        c, edge, new = channel.index, self._edges[channel.edge], self._new
+        how, target = new.edges[channel.edge].how, new.tasks[channel.target][1]
+        targets = new.steps[new.edges[channel.edge].target].parallelism
+        sender, receiver = self.parts[channel.source], self.parts[channel.target]
+        sender.said[c] = receiver.heard[c] = MIN_WATERMARK if channel.back else edge.begins
+        log: list[Timed] = []
+        if new.tasks[channel.source][1] == (target if how == "forward" else 0):
+            owners = [o for o in self._of_edge[channel.edge] if how == "hash" or self._receiver(o) % targets == target]
+            concerned = [self._old_channel(o, (how, target, targets)) for o in owners]
+            if not channel.back:
+                receiver.heard[c] = edge.receives(concerned)
+            for passed in edge.replayed(concerned, lambda row: row):
+                if passed.rows is not None:
+                    log.append(Rows(Numbers((passed.rows,)), rows_in(log)))
+                if not channel.back and passed.rises:
+                    log.append(Watermark(passed.watermark))
+        receiver.logs[c], receiver.ins[c] = log, 0
+        sender.outs[c] = rows_in(log)
+
+    def _receiver(self, channel: Channel) -> int:
+        return self._old.tasks[channel.target][1]
+
+    def _old_channel(self, channel: Channel, mine: tuple[How, int, int] | None = None) -> OldChannel[int]:
+        """An old channel, with the rows on their way that belong to a new receiver."""
+        c, sender, receiver = channel.index, self._before[channel.source], self._before[channel.target]
+        items: list[tuple[int | None, InputTime]] = []
+        for item in (*receiver.logs.get(c, ()), *sender.overtaken.get(c, ())):
+            for row in item.batch if type(item) is Rows else ():
+                if mine is not None and self._rerouting(mine[0], row, self._receiver(channel), *mine[1:]):
+                    items.append((row, InputTime()))
+            items.append((None, InputTime(item.watermark)))
+        sent = InputTime(MAX_WATERMARK if sender.has_ended else sender.said[c])
+        return OldChannel(InputTime(receiver.heard[c]), items, sent)
+
+
+def _counts(parts: Sequence[Part], sink: bool, index: int, parallelism: int) -> dict[int, int]:
+    found = Counter[int]()
+    for part in parts:
+        found.update(part.counts)
+    return {key: n for key, n in found.items() if sink or key % parallelism == index}

@@ -10,7 +10,7 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.protocol.channel.items import Item, Rows, Timed, rows_in
 from cutwater.protocol.channel.receiving import NO_LIMIT, Remaker
 from cutwater.protocol.channel.sending import Kept, ReplayBuffer
-from cutwater.sim.world.part import Part, numbers_in
+from cutwater.sim.world.disk import Part, numbers_in
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Channel
@@ -125,7 +125,7 @@ class Link:
         """The sender lives; it sends again what it keeps, from the receiver's part of the checkpoint on."""
         link = cls(old.world, spec, (None, part), log, id=id)
         if not old.sending.keeps:
-            old.world.judge.broken("replay", f"nobody keeps what was sent on channel {spec.index}")
+            old.world.oracle.broken("replay", f"nobody keeps what was sent on channel {spec.index}")
         link.before = old
         return link
 
@@ -202,7 +202,7 @@ class Link:
         known = self.history[place : place + len(rows)]
         if known != rows[: len(known)] and not self.dead:
             text = f"rows from {first} on of channel {self.index} were {known} and are {rows} now"
-            self.world.judge.broken("replay", text)
+            self.world.oracle.broken("replay", text)
         self.history += rows[len(known) :]
 
     def offer_barrier(

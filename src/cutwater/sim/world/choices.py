@@ -8,7 +8,7 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import Item, Rows, Watermark
 from cutwater.protocol.determinants import CONTROL, DeterminantLog, InputWatermark, Verdict
-from cutwater.sim.world.part import Part
+from cutwater.sim.world.disk import Part
 
 if TYPE_CHECKING:
     from cutwater.sim.world.subtask import SimSubtask

@@ -1,9 +1,14 @@
-"""Simulated storage: snapshot files that are written in time, a log with atomic create, and the sinks' output."""
+"""Simulated storage: the parts of snapshots, files that are written in time, and a log with atomic create."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.protocol.channel.items import Rows, Timed
+from cutwater.sim.world.output import Handle, Piece
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Plan
@@ -163,7 +168,7 @@ class Disk:
             return False
         self.log.append(entry)
         if type(entry) is Done:
-            self._world.judge.published(entry)
+            self._world.oracle.published(entry)
             self.retained = [*self.retained, entry][-RETAINED:]
             if self.lies:
                 self._world.after(0.1, self.lies.pop())
@@ -172,3 +177,46 @@ class Disk:
         elif type(entry) is AttemptBegan:
             self.owner, self.plan = entry.attempt, entry.plan
         return True
+
+
+@dataclass(slots=True)
+class Part:
+    """What one subtask writes for one checkpoint."""
+
+    task: int
+    attempt: int
+    positions: dict[int, int] = field(default_factory=dict[int, int])
+    """Of a source: split -> rows read."""
+    counts: dict[int, int] = field(default_factory=dict[int, int])
+    sign: int = 0
+    """Digest of all rows processed, in their order."""
+    ins: dict[int, int] = field(default_factory=dict[int, int])
+    """Input -> rows taken."""
+    outs: dict[int, int] = field(default_factory=dict[int, int])
+    """Output -> rows sent."""
+    choice: tuple[int, int] = (0, 0)
+    """R0: lineage of the determinant log, and position in it."""
+    watermark: int = MIN_WATERMARK
+    """The event time that it had reached."""
+    heard: dict[int, int] = field(default_factory=dict[int, int])
+    """Input -> last watermark taken."""
+    said: dict[int, int] = field(default_factory=dict[int, int])
+    """Output -> last watermark sent."""
+    ended: frozenset[Any] = frozenset()
+    """Inputs whose end it had taken."""
+    has_ended: bool = False
+    """It has sent its end on all outputs."""
+    handles: list[Handle] = field(default_factory=list[Handle])
+    """Pre-commits that are not committed yet."""
+    pieces: tuple[Piece, ...] = ()
+    """Staged rows that are in no part yet."""
+    logs: dict[int, list[Timed]] = field(default_factory=dict[int, "list[Timed]"])
+    """Recorded, or overtaken by the barrier, at the inputs."""
+    overtaken: dict[int, list[Timed]] = field(default_factory=dict[int, "list[Timed]"])
+    """Overtaken by the barrier in the outputs' queues."""
+    files: list[str] = field(default_factory=list[str])
+
+
+def numbers_in(items: list[Timed]) -> list[int]:
+    """The rows among some items of a channel."""
+    return [row for item in items if type(item) is Rows for row in item.batch]

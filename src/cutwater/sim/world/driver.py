@@ -1,9 +1,13 @@
-"""One simulated driver: performs what the core decides over a job, with workers, storage and users of its world."""
+"""One simulated driver: performs what the core decides over a job, with workers, storage and users of its world.
+
+Its thread is a clock and the queue of what it hears; its group says who fills which slot, and gets the slots filled.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
@@ -16,9 +20,7 @@ from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.protocol.protocols import CheckpointKind
 from cutwater.sim.world.disk import Done
-from cutwater.sim.world.driver_group import DriverGroup
 from cutwater.sim.world.driver_storage import DriverStorage
-from cutwater.sim.world.driver_thread import DriverThread
 from cutwater.sim.world.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -314,3 +316,171 @@ class Driver:
     def _validate(self) -> None:
         if self.core.checkpoints is not None:
             self.core.checkpoints.validate()
+
+
+class DriverThread:
+    """Has the driver take messages one at a time, none while it is stopped or waits for the log."""
+
+    def __init__(self, world: World, driver: Driver) -> None:
+        self._world, self._driver = world, driver
+        self._skew_ms = 0.0
+        self._pauses = 0
+        self.waits = False
+        """It waits for storage, and hears nothing."""
+        self._inbox: list[tuple[Any, ...]] = []
+        self._held: list[Callable[[], None]] = []
+        self._due_ms = float("inf")
+
+    # ------------------------------------------------------------------------------------------------- what it hears
+
+    def hear(self, message: tuple[Any, ...]) -> None:
+        """A message arrives: of a worker, a user, or its own clock."""
+        if self._driver.over:
+            return
+        if self.waits or self._pauses:
+            self._inbox.append(message)
+            return
+        if self._driver.take(message):
+            self._set_timer()
+
+    def pause(self) -> None:
+        """Stop, as a process does whose machine sleeps."""
+        self._pauses += 1
+
+    def resume(self) -> None:
+        """Run again."""
+        self._pauses -= 1
+        held, self._held = self._held, []
+        for call in held:
+            call()
+        self.go_on()
+
+    def wait(self) -> None:
+        """Hear nothing until ``go_on``."""
+        self.waits = True
+
+    def stop_waiting(self) -> None:
+        """Storage has answered; ``go_on`` takes what has come meanwhile."""
+        self.waits = False
+
+    def go_on(self) -> None:
+        """Take what has come meanwhile."""
+        while self._inbox and not self.waits and not self._pauses and not self._driver.over:
+            self.hear(self._inbox.pop(0))
+        if not self.waits and not self._pauses:
+            self.hear(("tick",))
+
+    def when_awake(self, call: Callable[..., None]) -> Callable[..., None]:
+        """The answer of storage is acted on when the process runs, and never by a dead one."""
+
+        def answered(*answer: Any) -> None:
+            if self._driver.over:
+                return
+            if self._pauses:
+                self._held.append(lambda: answered(*answer))
+            else:
+                call(*answer)
+
+        return answered
+
+    # ----------------------------------------------------------------------------------------------------- its clock
+
+    @property
+    def clock_ms(self) -> float:
+        """The driver's own clock."""
+        return self._world.now + self._skew_ms
+
+    def _set_timer(self) -> None:
+        if self._driver.over:
+            return
+        due = self._driver.core.next_due_ms
+        if due is None or due > 1e11:
+            return
+        world = self._world
+        at = max(due - self._skew_ms, world.now) + 0.01
+        if at < self._due_ms or self._due_ms <= world.now:
+            self._due_ms = at
+            world.at(at, self._timer, at)
+
+    def _timer(self, at: float) -> None:
+        if at == self._due_ms:
+            self._due_ms = float("inf")
+            self.hear(("tick",))
+
+    def jump(self, by_ms: float) -> None:
+        """The clock jumps."""
+        self._skew_ms += by_ms
+        self._due_ms = float("inf")
+        self.hear(("tick",))
+
+
+class DriverGroup:
+    """Starts workers, hears of those that come and go, and sends them away."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._world = driver, driver.world
+        self.workers: dict[int, SimWorker] = {}
+        self._incarnations: defaultdict[int, int] = defaultdict(int)
+        self._wanted = 0
+        """Slots that are to be filled."""
+        self.recruit(driver.plan.graph.workers)
+
+    def recruit(self, workers: int) -> None:
+        """Start a process for every slot up to this number."""
+        first, self._wanted = self._wanted, max(self._wanted, workers)
+        for slot in range(first, self._wanted):
+            self._launch(slot)
+
+    def _launch(self, slot: int) -> None:
+        self._incarnations[slot] += 1
+        worker = SimWorker(self._world, self._driver, slot, self._incarnations[slot])
+        self._world.workers.append(worker)
+        self._world.cores.start(worker, lambda: self._boot(worker))
+
+    def _boot(self, worker: SimWorker) -> None:
+        self._world.after(2.0 + self._world.draws.below(16), self._booted, worker)
+
+    def _booted(self, worker: SimWorker) -> None:
+        if not worker.dead:
+            worker.tell("joined", None)
+
+    def joined(self, worker: SimWorker) -> None:
+        """A worker says that it is there."""
+        known = self.workers.get(worker.slot)
+        if worker.slot >= self._wanted:
+            worker.from_driver.send(("leave",))
+        elif known is None or known.incarnation < worker.incarnation:
+            self.workers[worker.slot] = worker
+            driver = self._driver
+            driver.core.handle(j.WorkerJoined(worker.slot, worker.incarnation, driver.thread.clock_ms))
+
+    def lost(self, worker: SimWorker) -> None:
+        """The worker's connection ended, or it was silent for too long: fill its slot again."""
+        if self.workers.get(worker.slot) is worker:
+            driver = self._driver
+            del self.workers[worker.slot]
+            worker.from_driver.dead = True
+            self._world.seen["worker lost"] += 1
+            if worker.slot < self._wanted:
+                self._launch(worker.slot)
+            lost = j.WorkerLost(worker.slot, worker.incarnation, "connection ended", driver.thread.clock_ms)
+            driver.core.handle(lost)
+            self._world.after(self._world.draws.below(64), lambda _: worker.kill())  # it is told that it was replaced
+
+    def broadcast(self, *message: Any) -> None:
+        """Tell all of them."""
+        for worker in self.workers.values():
+            worker.from_driver.send(message)
+
+    def resize(self, workers: int) -> None:
+        """There are so many slots from now on: workers beyond leave, and missing ones are started."""
+        self.recruit(workers)
+        self._wanted = workers
+        self._world.cores.withdraw(self._driver, workers)
+        for slot in [s for s in self.workers if s >= workers]:
+            self.workers.pop(slot).from_driver.send(("leave",))
+
+    def shape_at(self, place: int) -> r.Shape:
+        """The shape that a user asks for."""
+        parallelism = 1 + place % 3
+        return r.Shape(parallelism, self._world.plan_at(parallelism).graph.workers)

@@ -130,14 +130,14 @@ class DriverStorage:
 
     def _settled(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         world, driver = self._world, self._driver
-        world.judge.settled(restored, attempt, driver.plan, regions)
+        world.oracle.settled(restored, attempt, driver.plan, regions)
         world.restores += 1
         if restored is not None and not world.disk.whole(restored):
             self._fail(attempt, f"checkpoint {restored.checkpoint_id} is damaged")
             return
         driver.thread.stop_waiting()
         if restored is not None:
-            world.judge.restored(restored)
+            world.oracle.restored(restored)
         if restored is not None and restored.final:
             driver.core.handle(j.FinalCommitted(attempt, driver.thread.clock_ms))
         else:
@@ -207,7 +207,7 @@ class DriverStorage:
     def _hand_out(self, behind: Done | None) -> None:
         """An entry of the log is behind these savepoints: no other driver had the job, and their rows are committed."""
         for done in self._saved:
-            self._world.judge.published(done, logged=False, behind=behind)
+            self._world.oracle.published(done, logged=False, behind=behind)
         self._saved.clear()
 
     def _collect(self) -> None:

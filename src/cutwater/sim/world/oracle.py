@@ -1,4 +1,4 @@
-"""Who decides whether a schedule went wrong.  It sees everything and asks the protocol machines nothing.
+"""The oracle: it sees everything, asks the protocol machines nothing, and decides whether a schedule went wrong.
 
 Every checkpoint that becomes part of the log is compared, channel by channel, with what was really sent: rows taken
 before the receiver's cut, then the recorded rows, must be exactly the rows sent before the sender's cut, in order
@@ -15,9 +15,8 @@ from cutwater.sim.world.channels import log_of
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Plan
-    from cutwater.sim.world.disk import Done
+    from cutwater.sim.world.disk import Done, Part
     from cutwater.sim.world.output import Handle
-    from cutwater.sim.world.part import Part
     from cutwater.sim.world.world import World
 
 
@@ -33,8 +32,8 @@ class Violation(AssertionError):
         self.kind = kind
 
 
-class Judge:
-    """The judge of one schedule."""
+class Oracle:
+    """The oracle of one schedule."""
 
     def __init__(self, world: World) -> None:
         self._world = world

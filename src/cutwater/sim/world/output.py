@@ -52,9 +52,9 @@ class Output:
         rows = self.staged.pop(handle, None)
         if rows is not None:
             self.visible[handle], self.committed_by[handle] = rows, checkpoint_id
-            self._world.judge.committed(handle, checkpoint_id, rows)
+            self._world.oracle.committed(handle, checkpoint_id, rows)
         elif handle not in self.visible:
-            self._world.judge.committed_nothing(handle, checkpoint_id, attempt)
+            self._world.oracle.committed_nothing(handle, checkpoint_id, attempt)
             return
         for piece in handle.own:
             self.pieces.pop(piece, None)
@@ -93,7 +93,7 @@ class SinkWriter:
         self._open: list[tuple[Piece, list[int]]] = []
         for piece in pieces:
             if piece not in self._output.pieces and world.disk.owner <= attempt:
-                world.judge.broken("staging lost", f"a restore looks for {piece}, which was removed (T4)")
+                world.oracle.broken("staging lost", f"a restore looks for {piece}, which was removed (T4)")
             self._open.append((piece, self._output.pieces.get(piece, [])))  # nothing left: the job is another driver's
         self._shared = {piece for piece, _ in self._open}
         self.rows: list[int] = []

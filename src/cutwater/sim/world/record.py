@@ -43,10 +43,10 @@ def check_run(world: World, *, quick: bool = True) -> CheckResult:
     for event in _Recorder(world, states=not quick).events():
         if isinstance(event, Graph):
             header = _header_of(event, world)
-            checkers.append(Checker(header, quick=quick, at_least_once=not world.judge.exactly))
+            checkers.append(Checker(header, quick=quick, at_least_once=not world.oracle.exactly))
         else:
             checkers[-1].add(event)
-    if len(checkers) > 1:  # each has heard of a part of the output; the judge has added it up
+    if len(checkers) > 1:  # each has heard of a part of the output; the oracle has added it up
         found = [checker.finish() for checker in checkers]
         return next((result for result in found if not result.ok), found[-1])
     return checkers[0].finish(oracle=oracle)

@@ -17,8 +17,8 @@ from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.sim.schedules.graphs import MOOD_AT, key_of, row_time, source_row
 from cutwater.sim.world.channels import Link
+from cutwater.sim.world.disk import Part
 from cutwater.sim.world.output import SinkWriter
-from cutwater.sim.world.part import Part
 
 if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
@@ -142,7 +142,7 @@ class SimSubtask:
                 elif type(effect) is m.Unblock:
                     if not self._blocked or self._blocked.pop(0) != effect.input:
                         what = f"{self.name}: {effect.input} is not the first (A5)"
-                        self.world.judge.broken("unblocked out of order", what)
+                        self.world.oracle.broken("unblocked out of order", what)
                 elif type(effect) is m.Record:
                     seen["recorded"] += 1
                 elif type(effect) is m.Expedite:
@@ -266,7 +266,7 @@ class SimSubtask:
         link = self.inputs[index]
         first, numbers = rows.first_row, rows.batch
         if link.rows_on_their_way(first, first + len(numbers)) != list(numbers):
-            self.world.judge.broken("fifo", f"{self.name} took {numbers} as rows {first}.. of {link.index}")
+            self.world.oracle.broken("fifo", f"{self.name} took {numbers} as rows {first}.. of {link.index}")
         self._process(link, first, numbers)
         self.core.loop.observe(len(numbers), 0.5)
 
@@ -277,14 +277,14 @@ class SimSubtask:
         sink, work = self.sink, self.work
         later = self._slices and world.draws.below(4) > 3 - IN_SLICES
         sent = [out.sending.next_row for out in self.outputs]
-        late = world.judges_lateness and self.core.merger.combined
+        late = world.checks_lateness and self.core.merger.combined
         for row in rows:
             sign = (sign * 31 + row + 1) & 0xFFFFFFFFFFFF
             if link is not None:
                 key = key_of(row)
                 counts[key] = counts.get(key, 0) + 1
                 if late is not False and row_time(row) < late:
-                    world.judge.broken("late row", f"{self.name} took a row of time {row_time(row)} after {late}")
+                    world.oracle.broken("late row", f"{self.name} took a row of time {row_time(row)} after {late}")
             if sink is not None:
                 sink.rows.append(row >> 4)
                 continue
@@ -325,7 +325,7 @@ class SimSubtask:
     def _check_not_halted(self) -> None:
         if self.world.row.halts and self._undecided:
             what = f"{self.name} moves rows while {sorted(self._undecided)} are undecided"
-            self.world.judge.broken("not halted", what)
+            self.world.oracle.broken("not halted", what)
 
     def start_watermark(self, watermark: int) -> None:
         if self.work:
@@ -386,7 +386,7 @@ class SimSubtask:
     def freeze(self, effect: m.Freeze) -> None:
         id, number = effect.checkpoint_id, self.attempt.number
         if id in self._aborted:
-            self.world.judge.broken("froze after the abort", f"{self.name} freezes for {id}, which was given up (A8)")
+            self.world.oracle.broken("froze after the abort", f"{self.name} freezes for {id}, which was given up (A8)")
         if not effect.savepoint:
             self._undecided.add(id)
         self.world.note("cut", self.task, number, id, self.sign)

@@ -20,17 +20,15 @@ from cutwater.protocol.subtask.performer import Performer
 from cutwater.protocol.subtask.watermarks import RedistributedEdge, WatermarkMerger
 from cutwater.sim.schedules.graphs import Plan, dataflow
 from cutwater.sim.schedules.schedule import ChoiceTape, Fault, Schedule
-from cutwater.sim.world.attempt import Attempt
+from cutwater.sim.world.attempt import Attempt, reroute
 from cutwater.sim.world.choices import Choices
-from cutwater.sim.world.cores import Cores
 from cutwater.sim.world.disk import Disk
 from cutwater.sim.world.driver import Driver
 from cutwater.sim.world.faults import inject
-from cutwater.sim.world.oracle import Judge
+from cutwater.sim.world.oracle import Oracle
 from cutwater.sim.world.output import Output, Settle, retire, settle
-from cutwater.sim.world.redistribution import reroute
 from cutwater.sim.world.subtask import SimSubtask
-from cutwater.sim.world.worker import SimWorker
+from cutwater.sim.world.worker import Cores, SimWorker
 
 LIVENESS_MS = 1500.0
 """Virtual time in which a job must end once nothing disturbs it any more."""
@@ -76,9 +74,9 @@ class World:
         self.keeps_order = schedule.recovery in ("task", "upstream")
         self.keeps_output = schedule.recovery == "task"
         self.passes_on = self.asks_for_all = self.forgets = True
-        self.judge = Judge(self)
+        self.oracle = Oracle(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
-        self.judges_lateness = self.judge.exactly
+        self.checks_lateness = self.oracle.exactly
         self.settle: Settle = settle
         self.redistributed_edge, self.rerouting = RedistributedEdge, reroute
         self.retire = retire
@@ -128,12 +126,12 @@ class World:
             if at > self._over_ms:
                 break
             if at > deadline or self._count > most:
-                self.judge.broken("no progress", f"the job has not ended {LIVENESS_MS:g} ms after the last fault")
+                self.oracle.broken("no progress", f"the job has not ended {LIVENESS_MS:g} ms after the last fault")
             self.now = at
             call(argument)
         if not self.driver.outcome:
-            self.judge.broken("no progress", "nothing is left to happen, and the job has not ended")
-        self.judge.at_end(self.driver.outcome == "finished")
+            self.oracle.broken("no progress", "nothing is left to happen, and the job has not ended")
+        self.oracle.at_end(self.driver.outcome == "finished")
 
     @property
     def void(self) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba.core import cgutils, config, types
+from numba.cpython.unsafe import numbers
 from numba.extending import intrinsic
 
 P = ParamSpec("P")
@@ -90,6 +91,17 @@ def _load_u64(context: Any, data: Any, position: Any) -> Any:
     return types.uint64(data, types.intp), generate
 
 
+def _store_u64(context: Any, data: Any, position: Any, word: Any) -> Any:
+    """Write eight bytes of a ``uint8`` array at any position, little-endian; the caller checks the bounds."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.bitcast(_element(target, builder, signature, arguments), ir.IntType(64).as_pointer())
+        builder.store(arguments[2], pointer, align=1)
+        return target.get_dummy_value()
+
+    return types.void(data, types.intp, types.uint64), generate
+
+
 def _prefetch(context: Any, data: Any, position: Any) -> Any:
     """Ask the processor to fetch ``data[position]``, a one-dimensional array; no bounds, no fault, no waiting."""
 
@@ -152,7 +164,9 @@ def _copy_bytes(context: Any, to: Any, source: Any, length: Any) -> Any:
     return types.void(types.intp, types.intp, types.intp), generate
 
 
+trailing_zeros: Any = numbers.trailing_zeros
 load_u64: Any = intrinsic(_load_u64)
+store_u64: Any = intrinsic(_store_u64)
 prefetch: Any = intrinsic(_prefetch)
 compare_exchange: Any = intrinsic(_compare_exchange)
 load_acquire: Any = intrinsic(_load_acquire)

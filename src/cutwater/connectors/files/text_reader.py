@@ -22,6 +22,8 @@ BLOCK_BYTES = 1 << 18
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
+_PASS_MOST = 31
+"""So many blocks are parsed the slow way at most before the fast one is tried again."""
 
 
 class _Bad(NamedTuple):
@@ -106,6 +108,9 @@ class TextReader:
         self._names = self._column_names(start.names)
         at = (start.offset, start.line) if position is None else (int(position["offset"]), int(position["line"]))
         self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES)
+        self._plain = text.plain(schema, self._names)
+        self._passed = self._pass = 0
+        """Blocks parsed without a try of ``_plain``, since a block was not plain; how many that shall be."""
         self._parsed: _Parsed | None = None
         self._row = 0
         self._bad = 0
@@ -191,6 +196,13 @@ class TextReader:
         data = block.data
         if first > 0 or stop < len(block.starts):
             data = data[int(block.starts[first]) : int(block.ends[stop - 1])]
+        if self._plain is not None and self._passed >= self._pass:
+            batch = self._plain(data, stop - first)
+            if batch is not None:
+                self._pass = 0
+                return batch
+            self._passed, self._pass = 0, min(2 * self._pass + 1, _PASS_MOST)
+        self._passed += 1
         return self._text.parse(data, stop - first, self._schema, self._names, newlines=block.quoted_newlines)
 
     def _raw(self, block: Block, row: int) -> str:

@@ -91,15 +91,35 @@ def _load_u64(context: Any, data: Any, position: Any) -> Any:
     return types.uint64(data, types.intp), generate
 
 
-def _store_u64(context: Any, data: Any, position: Any, word: Any) -> Any:
-    """Write eight bytes of a ``uint8`` array at any position, little-endian; the caller checks the bounds."""
+def _loads(width: int) -> Any:
+    """An intrinsic: so many bytes at an address, little-endian, as an ``int64`` (a byte) or ``uint64`` (a word)."""
 
-    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.bitcast(_element(target, builder, signature, arguments), ir.IntType(64).as_pointer())
-        builder.store(arguments[2], pointer, align=1)
-        return target.get_dummy_value()
+    def load(context: Any, address: Any) -> Any:
+        def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(8 * width).as_pointer())
+            return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
 
-    return types.void(data, types.intp, types.uint64), generate
+        return (types.uint64 if width == 8 else types.int64)(types.intp), generate
+
+    return load
+
+
+def _stores(width: int, kind: Any) -> Any:
+    """An intrinsic: write so many bytes of a value at an address, little-endian."""
+
+    def store(context: Any, address: Any, value: Any) -> Any:
+        def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = arguments[1]
+            if kind is types.float64:
+                value = builder.bitcast(value, ir.IntType(64))
+            integer = ir.IntType(8 * width)
+            pointer = builder.inttoptr(arguments[0], integer.as_pointer())
+            builder.store(builder.trunc(value, integer) if width < 8 else value, pointer, align=1)
+            return target.get_dummy_value()
+
+        return types.void(types.intp, kind), generate
+
+    return store
 
 
 def _prefetch(context: Any, data: Any, position: Any) -> Any:
@@ -166,9 +186,16 @@ def _copy_bytes(context: Any, to: Any, source: Any, length: Any) -> Any:
 
 trailing_zeros: Any = numbers.trailing_zeros
 load_u64: Any = intrinsic(_load_u64)
-store_u64: Any = intrinsic(_store_u64)
 prefetch: Any = intrinsic(_prefetch)
 compare_exchange: Any = intrinsic(_compare_exchange)
 load_acquire: Any = intrinsic(_load_acquire)
 store_release: Any = intrinsic(_store_release)
 copy_bytes: Any = intrinsic(_copy_bytes)
+byte_at: Any = intrinsic(_loads(1))
+word_at: Any = intrinsic(_loads(8))
+set_byte: Any = intrinsic(_stores(1, types.int64))
+set_int32: Any = intrinsic(_stores(4, types.int64))
+set_int64: Any = intrinsic(_stores(8, types.int64))
+set_word: Any = intrinsic(_stores(8, types.uint64))
+set_real: Any = intrinsic(_stores(8, types.float64))
+"""Memory by its address; the caller keeps it alive and checks the bounds."""

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.connectors.files import line_kernels
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.errors import DataError
 
 _NEWLINE = 10
+_SHORT_LINE = 16
+"""Bytes of lines that are looked for at the first try."""
 _BOMS = {b"\xef\xbb\xbf": "", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 Offsets = npt.NDArray[np.int64]
+
+_find_newlines: Any = line_kernels.find_newlines
 
 
 class Block(NamedTuple):
@@ -131,7 +136,7 @@ class LineBlocks:
                 data += self._read(max(self._block_bytes, len(data)))
             if not data:
                 return None
-            newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+            newlines = find_newlines(data)
             row_ends, quoted = self._row_ends(data, newlines)
             if len(row_ends) or self._ended:
                 break
@@ -252,12 +257,14 @@ class LineBlocks:
         if self._spaces_are_blank:
             for row in np.flatnonzero(np.isin(np.frombuffer(data, np.uint8)[starts], (9, 13, 32))):
                 blank[row] = not data[starts[row] : ends[row]].strip()
+        if blank.any():
+            starts, ends, lines = starts[~blank], ends[~blank], lines[~blank]
         block = Block(
             data,
             self._offset,
-            starts[~blank],
-            ends[~blank],
-            lines[~blank],
+            starts,
+            ends,
+            lines,
             self._line + passed,
             quoted and passed > len(row_ends),
             False,
@@ -265,6 +272,22 @@ class LineBlocks:
         self._offset += end
         self._line += passed
         return block
+
+
+def find_newlines(data: bytes) -> Offsets:
+    """The places of all newlines.
+
+    >>> find_newlines(b"a\\n\\nb\\n").tolist()
+    [1, 2, 4]
+    """
+    first = np.frombuffer(data, np.uint8).ctypes.data
+    room = len(data) // _SHORT_LINE + 1
+    while True:
+        places = np.empty(room, np.int64)
+        found = _find_newlines(first, first + len(data), places)
+        if found <= room:
+            return places[:found]
+        room = found
 
 
 def _blank(data: bytes, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:

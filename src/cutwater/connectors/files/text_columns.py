@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.connectors.files import text_kernels as kernels
+from cutwater.connectors.files import line_kernels as kernels
 
 _parse_json: Any = kernels.parse_json
 _parse_csv: Any = kernels.parse_csv
+
 _SPARE = 16
 """Bytes behind a text, so that kernels may write whole words."""
 
@@ -37,9 +38,8 @@ class TextColumns:
         kinds = [kind_of(field.type) for field in schema]
         self._kinds = np.array(kinds, np.int64)
         texts = iter(range(len(kinds)))
-        self._text_of = np.array([next(texts) if kind == kernels.TEXT else -1 for kind in kinds], np.int64)
-        self._texts = kinds.count(kernels.TEXT)
-        self._reals = kinds.count(kernels.REAL)
+        self._text_of = np.array([next(texts) if kind == kernels.TEXT else 0 for kind in kinds], np.int64)
+        self._texts, self._reals = kinds.count(kernels.TEXT), kinds.count(kernels.REAL)
         encoded = [name.encode() for name in schema.names]
         self._names = np.frombuffer(b"".join(encoded) + bytes(_SPARE), np.uint8)
         self._name_ends = np.cumsum([0, *map(len, encoded)])
@@ -47,7 +47,8 @@ class TextColumns:
         self._columns = np.array([place.get(name, 0) for name in names], np.int64)
         fields = [kinds[place[name]] if name in place else kernels.NOTHING for name in names]
         self._fields = np.array(fields, np.int64)
-        self._memory = np.zeros(4, np.uint64)
+        self._scratch = np.empty(0, np.uint8)
+        """Texts of one block; batches get what they hold of it."""
 
     def json(self, data: bytes, rows: int, *, ignore: bool) -> pa.RecordBatch | None:
         """``rows`` lines of one object each; ``None`` if a line is not plain.
@@ -55,116 +56,122 @@ class TextColumns:
         Args:
             ignore: fields that the schema does not name are passed over.
         """
-        out = _Out(self._schema, data, rows, self._texts, self._reals)
-        scratch = np.full((2, len(self._kinds)), -1, np.int64)
+        block = self._block(data, rows)
+        scratch = np.zeros((3, len(self._kinds)), np.int64)
+        scratch[0] = -1
         scratch[1] = np.arange(len(self._kinds))
-        self._memory[3] = 0
-        found = _parse_json(
-            out.data,
-            self._names,
-            self._name_ends,
-            self._kinds,
-            self._text_of,
-            ignore,
-            *out.arrays,
-            self._memory,
-            scratch,
-        )
-        return out.batch(self._kinds, self._text_of, int(self._memory[3])) if found == rows else None
+        names = self._names.ctypes.data, self._name_ends, self._kinds, self._text_of
+        return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, scratch))
 
     def csv(self, data: bytes, rows: int, *, delimiter: str, quote: str | None) -> pa.RecordBatch | None:
         """``rows`` rows of CSV; ``None`` if one is not plain."""
-        out = _Out(self._schema, data, rows, self._texts, self._reals)
-        self._memory[3] = 0
-        found = _parse_csv(
-            out.data,
-            ord(delimiter),
-            ord(quote) if quote else 0,
-            self._fields,
-            self._columns,
-            self._text_of,
-            *out.arrays,
-            self._memory,
-        )
-        return out.batch(self._kinds, self._text_of, int(self._memory[3])) if found == rows else None
+        block = self._block(data, rows)
+        marks = ord(delimiter), ord(quote) if quote else 0
+        fields = self._fields, self._columns, self._text_of
+        found = _parse_csv(*block.span, *marks, *fields, block.out, np.zeros(len(self._kinds), np.int64))
+        return block.batch(self._schema, found)
+
+    def _block(self, data: bytes, rows: int) -> _Block:
+        part = len(data) + _SPARE
+        if self._scratch.size < self._texts * part:
+            self._scratch = np.empty(self._texts * part, np.uint8)
+        return _Block(data, rows, self._kinds, self._text_of, self._scratch, self._texts, self._reals)
 
 
-class _Out:
-    """Memory that a kernel writes, and the columns that it makes of it."""
+class _Block:
+    """Memory that a kernel writes, and the columns that it makes of it.
 
-    def __init__(self, schema: pa.Schema, data: bytes, rows: int, texts: int, reals: int) -> None:
-        self._schema, self._rows = schema, rows
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-        self._numbers = np.empty((len(schema), rows), np.int64)
-        self._valid = np.empty((len(schema), rows), np.uint8)
-        self._texts = np.empty((texts, len(data) + _SPARE), np.uint8)
-        self._ends = np.zeros((texts, rows + 1), np.int32)
+    Columns lie in memory of Arrow's, which gives what was freed again: fresh pages cost more than parsing.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        rows: int,
+        kinds: npt.NDArray[np.int64],
+        text_of: npt.NDArray[np.int64],
+        scratch: npt.NDArray[np.uint8],
+        texts: int,
+        reals: int,
+    ) -> None:
+        self._rows, self._kinds, self._text_of = rows, kinds, text_of
+        self._data: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self._part = len(data) + _SPARE
+        self._scratch = scratch
+        self._numbers = pa.allocate_buffer(8 * len(kinds) * rows)
+        self._ends = pa.allocate_buffer(4 * texts * (rows + 1))
+        self._valid = np.empty((len(kinds), rows), np.uint8)
         self._hard = np.empty((rows * reals, 4), np.int64)
+        self._memory = np.zeros(4, np.uint64)
+        np.frombuffer(self._ends, np.int32)[:: rows + 1] = 0
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        """What a kernel writes, in the order in which it takes them."""
-        reals = self._numbers.view(np.float64)
-        return self._numbers, reals, self._valid, self._texts.reshape(-1), self._ends, self._hard
+    def span(self) -> tuple[int, int]:
+        """Addresses of the first byte and behind the last one."""
+        first = self._data.ctypes.data
+        return first, first + len(self._data)
 
-    def batch(self, kinds: npt.NDArray[np.int64], text_of: npt.NDArray[np.int64], hard: int) -> pa.RecordBatch | None:
-        """The columns; ``None`` if a value does not fit its column, or is null where none may be."""
-        if hard and not self._settle(self._hard[:hard]):
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Where a kernel is to write (``line_kernels``)."""
+        valid, texts, hard, memory = (a.ctypes.data for a in (self._valid, self._scratch, self._hard, self._memory))
+        return self._numbers.address, valid, texts, self._part, self._ends.address, hard, memory, self._rows
+
+    def batch(self, schema: pa.Schema, found: int) -> pa.RecordBatch | None:
+        """The columns; ``None`` if a row is not plain, a value does not fit, or is null where none may be."""
+        hard = int(self._memory[3])
+        if found != self._rows or (hard and not self._settle(self._hard[:hard])):
             return None
         arrays: list[pa.Array] = []
-        for column, field in enumerate(self._schema):
-            array = self._array(column, field.type, int(kinds[column]), int(text_of[column]))
+        for column, field in enumerate(schema):
+            array = self._array(column, field.type, int(self._kinds[column]))
             if array is None or (array.null_count and not field.nullable):
                 return None
             arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _array(self, column: int, kind: pa.DataType, of: int, text: int) -> pa.Array | None:
-        valid, numbers, rows = self._valid[column], self._numbers[column], self._rows
+    def _array(self, column: int, kind: pa.DataType, of: int) -> pa.Array | None:
+        valid, rows = self._valid[column], self._rows
         nulls = rows - int(np.count_nonzero(valid))
         mask = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
         if of == kernels.TEXT:
-            ends = self._ends[text]
-            used = int(ends[-1])
-            texts = self._texts[text, :used].copy() if used * 4 < len(self.data) else self._texts[text]
-            array = pa.Array.from_buffers(kind, rows, [mask, pa.py_buffer(ends), pa.py_buffer(texts)], nulls)
-            if not self.data_is_ascii and not _is_text(array):
-                return None
-            return array
+            return self._text_array(int(self._text_of[column]), kind, mask, nulls)
+        values = self._numbers.slice(8 * rows * column, 8 * rows)
         if of == kernels.FLAG:
-            bits = np.packbits(numbers.astype(np.bool_), bitorder="little")
-            return pa.Array.from_buffers(kind, rows, [mask, pa.py_buffer(bits)], nulls)
-        width = np.dtype(f"{'f' if of == kernels.REAL else 'i'}{kind.byte_width}")
-        if pt.is_unsigned_integer(kind):
-            width = np.dtype(f"u{kind.byte_width}")
-        if of == kernels.REAL:
-            numbers = numbers.view(np.float64)
-        narrow = numbers.astype(width, copy=False)
-        if of <= kernels.NATURAL and width != np.int64 and not np.array_equal(narrow, numbers):
-            return None
-        return pa.Array.from_buffers(kind, rows, [mask, pa.py_buffer(narrow)], nulls)
+            flags = np.frombuffer(values, np.int64).astype(np.bool_)
+            values = pa.py_buffer(np.packbits(flags, bitorder="little"))
+        elif kind.byte_width != 8 or pt.is_unsigned_integer(kind):
+            numbers = np.frombuffer(values, np.int64)
+            narrow = numbers.astype(f"{'u' if of == kernels.NATURAL else 'i'}{kind.byte_width}")
+            if not np.array_equal(narrow, numbers):
+                return None
+            values = pa.py_buffer(narrow)
+        return pa.Array.from_buffers(kind, rows, [mask, values], nulls)
 
-    @property
-    def data_is_ascii(self) -> bool:
-        """No byte belongs to a longer character."""
-        return bool(self.data.size == 0 or self.data.max() < 128)
+    def _text_array(self, text: int, kind: pa.DataType, mask: pa.Buffer | None, nulls: int) -> pa.Array | None:
+        ends = self._ends.slice(4 * text * (self._rows + 1), 4 * (self._rows + 1))
+        used, first = int(np.frombuffer(ends, np.int32)[-1]), text * self._part
+        texts = pa.allocate_buffer(used)
+        np.frombuffer(texts, np.uint8)[:] = self._scratch[first : first + used]
+        array = pa.Array.from_buffers(kind, self._rows, [mask, ends, texts], nulls)
+        if used and self._scratch[first : first + used].max() > 127 and not _is_utf8(array):
+            return None
+        return array
 
     def _settle(self, hard: npt.NDArray[np.int64]) -> bool:
         """Doubles of many digits are rounded by Arrow."""
         lengths = hard[:, 3]
         ends = np.zeros(len(hard) + 1, np.int32)
         np.cumsum(lengths, out=ends[1:])
-        places = np.repeat(hard[:, 2] - ends[:-1], lengths) + np.arange(ends[-1])
-        texts = pa.Array.from_buffers(
-            pa.string(), len(hard), [None, pa.py_buffer(ends), pa.py_buffer(self.data[places])], 0
-        )
+        first = hard[:, 2] - self.span[0]
+        bytes_of = self._data[np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1])]
+        texts = pa.Array.from_buffers(pa.string(), len(hard), [None, pa.py_buffer(ends), pa.py_buffer(bytes_of)], 0)
         try:
-            values = texts.cast(pa.float64())
+            values = texts.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid:
             return False
-        numbers = values.to_numpy()
-        self._numbers.view(np.float64)[hard[:, 0], hard[:, 1]] = numbers
-        return bool(np.isfinite(numbers).all())
+        np.frombuffer(self._numbers, np.float64)[hard[:, 0] * self._rows + hard[:, 1]] = values
+        return bool(np.isfinite(values).all())
 
 
 def kind_of(kind: pa.DataType) -> int:
@@ -195,7 +202,7 @@ def knows(schema: pa.Schema) -> bool:
     return plain and bool(len(schema)) and all(kind_of(field.type) != kernels.NOTHING for field in schema)
 
 
-def _is_text(array: pa.Array) -> bool:
+def _is_utf8(array: pa.Array) -> bool:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

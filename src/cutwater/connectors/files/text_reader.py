@@ -17,7 +17,7 @@ from cutwater.connectors.files.schemas import SchemaOrigin, check_columns, good_
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.errors import DataError
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 20
 """Bytes of a file that are parsed at once: a few milliseconds' work."""
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""

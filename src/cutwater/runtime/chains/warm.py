@@ -12,6 +12,8 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from cutwater.connectors.files.line_blocks import find_newlines
+from cutwater.connectors.files.text_columns import TextColumns
 from cutwater.operators.aggregate.accumulators import Aggregate, aggregate_functions
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
@@ -104,10 +106,19 @@ def warm_up() -> None:
             operator.process(0, batch)  # late by now, so that windows come out again
             operator.close()
     _warm_up_large_tables()
+    _warm_up_texts(rows)
     marker = _marker()
     if marker is not None:
         with contextlib.suppress(OSError):  # then the next process looks again
             marker.touch()
+
+
+def _warm_up_texts(rows: pa.RecordBatch) -> None:
+    """Lines of JSON and CSV."""
+    columns = TextColumns(rows.schema, rows.schema.names)
+    columns.json(b'{"number":1}\n', 1, ignore=True)
+    columns.csv(b",,,,,\n", 1, delimiter=",", quote='"')
+    _ = find_newlines(b"\n")
 
 
 def _warm_up_large_tables() -> None:

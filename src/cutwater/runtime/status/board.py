@@ -86,6 +86,10 @@ def _share(part_ms: float, span_ms: float) -> float:
     return round(max(0.0, min(part_ms / span_ms, 1.0)), 3)
 
 
+_BLAMED = 0.2
+"""Of what a call costs without rows, the share of a step that is told of."""
+
+
 class SlowCalls:
     """Makes the warnings on steps whose calls cost more than the budget without any row: one for each.
 
@@ -111,6 +115,8 @@ class SlowCalls:
             del self._seen[where]
         new: list[str] = []
         for step, cost in report.fixed_costs.items():
+            if cost.step_ms < _BLAMED * cost.chain_ms:
+                continue  # a busy machine: no step is slow by itself
             seen = self._seen[*place, step] = self._seen.get((*place, step), 0) + 1
             if seen >= _TOLD_AFTER and step not in self._told:
                 self._told.add(step)

@@ -70,6 +70,12 @@ _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 
 
 @kernel
+def int64_at(address: Any) -> Any:
+    """The integer at an address."""
+    return np.int64(word_at(address))
+
+
+@kernel
 def find_newlines(at: Any, end: Any, places: Any) -> Any:
     """The places of the newlines, from ``at`` on, as far as there is room; returns how many there are."""
     first, found, room = at, 0, places.shape[0]
@@ -123,7 +129,7 @@ def read_scalar(at: Any, end: Any, kind: Any, column: Any, row: Any, number: Any
             return 0
         set_real(number, real)
         if right < 0:
-            count = np.int64(word_at(memory + 24))
+            count = int64_at(memory + 24)
             place = hard + 32 * count
             set_int64(place, column)
             set_int64(place + 8, row)
@@ -180,39 +186,88 @@ def read_value(at: Any, end: Any, kind: Any, column: Any, row: Any, number: Any,
 
 
 @kernel
-def find_column(at: Any, length: Any, names: Any, name_ends: Any, end: Any) -> Any:
+def line_end(at: Any, end: Any) -> Any:
+    """Behind spaces and a carriage return: the newline, or what else is there; 0 at the end of all lines."""
+    at = skip_spaces(at, end)
+    if at < end and byte_at(at) == RETURN:
+        at += 1
+    return at if at < end else 0
+
+
+@kernel
+def find_column(at: Any, length: Any, columns: Any, names: Any, name_ends: Any, end: Any) -> Any:
     """The column of this name; -1 if there is none."""
-    for c in range(name_ends.shape[0] - 1):
-        if is_name(at, length, names + name_ends[c], name_ends[c + 1] - name_ends[c], end):
-            return c
+    for column in range(columns):
+        begin = int64_at(name_ends + 8 * column)
+        if is_name(at, length, names + begin, int64_at(name_ends + 8 * column + 8) - begin, end):
+            return column
     return -1
 
 
 @kernel
+def read_name(at: Any, end: Any, columns: Any, names: Any, name_ends: Any, expected: Any) -> Any:
+    """The name of a field and its colon: (first byte of the value, its column); byte 0 to give up.
+
+    Args:
+        expected: where the column is that came at this place in the row before; 0: there was none.  Column -1 has no
+            name that is known.
+    """
+    if at >= end or byte_at(at) != QUOTE:
+        return 0, -1
+    first, column = at + 1, int64_at(expected) if expected else -1
+    known = False
+    if column >= 0:
+        begin = int64_at(name_ends + 8 * column)
+        length = int64_at(name_ends + 8 * column + 8) - begin
+        at = first + length
+        known = at < end and byte_at(at) == QUOTE and is_name(first, length, names + begin, length, end)
+    if not known:
+        at = string_end(first, end)
+        if at == 0:
+            return 0, -1
+        column = find_column(first, at - first, columns, names, name_ends, end)
+        if expected:
+            set_int64(expected, column)
+    at = skip_spaces(at + 1, end)
+    if at >= end or byte_at(at) != COLON:
+        return 0, -1
+    at = skip_spaces(at + 1, end)
+    return (at, column) if at < end else (0, -1)
+
+
+@kernel
+def fill_missing(
+    row: Any, kinds: Any, text_of: Any, scratch: Any, numbers: Any, valid: Any, ends: Any, room: Any
+) -> Any:
+    """Null for the columns that a row did not have."""
+    for c in range(kinds.shape[0]):
+        if scratch[0, c] != row:
+            set_byte(valid + c * room + row, 0)
+            set_int64(numbers + 8 * (c * room + row), 0)
+            if kinds[c] == TEXT:
+                set_int32(ends + 4 * (text_of[c] * (room + 1) + row + 1), scratch[1, c])
+
+
+@kernel
 def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_of: Any, ignore: Any, out: Any,
-               scratch: Any) -> Any:  # fmt: skip
+               order: Any, scratch: Any) -> Any:  # fmt: skip
     """Lines of one JSON object each into columns; blank lines are none.
 
     Args:
         at, end: of whole lines.
-        names, name_ends: the columns' names side by side, and eight bytes more.
-        kinds: of the columns.
-        text_of: of each column, its place among those of texts.
+        names, name_ends: addresses of the columns' names side by side, and of where they begin and end (int64).
+        kinds, text_of: kinds of the columns, and the place of each among those of texts.
         ignore: fields that are no column are passed over; else they are a reason to give up.
-        out: where to write.
-        scratch: by column, thrice: the row in which it was last seen (-1), which column came at each place in the row
-            before (at first those of the schema), where its last text ends (0).
+        order: address of an int64 by place in a row: the column that came there in the row before.
+        scratch: by column: the row in which it was last seen (-1), and where its last text ends (0).
 
-    Returns:
-        the rows, or ``GAVE_UP``.
+    Returns: the rows, or ``GAVE_UP``.
     """
     numbers, valid, texts, part, ends, hard, memory, room = out
     columns, row = kinds.shape[0], 0
     while at < end:
-        at = skip_spaces(at, end)
-        if at < end and byte_at(at) == RETURN:
-            at += 1
-        if at == end:
+        at = line_end(at, end)
+        if at == 0:
             break
         if byte_at(at) == NEWLINE:
             at += 1
@@ -223,34 +278,10 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
         place, found = 0, 0
         going = at < end and byte_at(at) != CLOSE
         while going:
-            if at >= end or byte_at(at) != QUOTE:
+            at, column = read_name(at, end, columns, names, name_ends, order + 8 * place if place < columns else 0)
+            if at == 0 or (column < 0 and not ignore):
                 return GAVE_UP
-            first = at + 1
-            column = scratch[1, place] if place < columns else -1
-            begin = name_ends[column] if column >= 0 else 0
-            length = name_ends[column + 1] - begin if column >= 0 else 0
-            at = first + length
-            if (
-                column < 0
-                or at >= end
-                or byte_at(at) != QUOTE
-                or not is_name(first, length, names + begin, length, end)
-            ):
-                at = string_end(first, end)  # another order than in the row before
-                if at == 0:
-                    return GAVE_UP
-                column = find_column(first, at - first, names, name_ends, end)
-                if column < 0 and not ignore:
-                    return GAVE_UP
-                if place < columns:
-                    scratch[1, place] = column
-            at = skip_spaces(at + 1, end)
-            if at >= end or byte_at(at) != COLON:
-                return GAVE_UP
-            at = skip_spaces(at + 1, end)
-            if at >= end:
-                return GAVE_UP
-            if column < 0 or kinds[column] == NOTHING:
+            if column < 0:
                 at = skip_value(at, end)
             else:
                 if scratch[0, column] == row:
@@ -261,33 +292,23 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
                 set_byte(valid + cell, 1)
                 at, last = read_value(
                     at, end, kinds[column], column, row, numbers + 8 * cell, valid + cell, texts + text * part,
-                    ends + 4 * (text * (room + 1) + row + 1), scratch[2, column], hard, memory,
+                    ends + 4 * (text * (room + 1) + row + 1), scratch[1, column], hard, memory,
                 )  # fmt: skip
-                scratch[2, column] = last
-            if at == 0:
-                return GAVE_UP
+                scratch[1, column] = last
             place += 1
-            at = skip_spaces(at, end)
+            at = skip_spaces(at, end) if at else end
             going = at < end and byte_at(at) == COMMA
             if going:
                 at = skip_spaces(at + 1, end)
         if at >= end or byte_at(at) != CLOSE:
             return GAVE_UP
         if found < columns:
-            for c in range(columns):
-                if scratch[0, c] != row:
-                    set_byte(valid + c * room + row, 0)
-                    set_int64(numbers + 8 * (c * room + row), 0)
-                    if kinds[c] == TEXT:
-                        set_int32(ends + 4 * (text_of[c] * (room + 1) + row + 1), scratch[2, c])
+            fill_missing(row, kinds, text_of, scratch, numbers, valid, ends, room)
         row += 1
-        at = skip_spaces(at + 1, end)
-        if at < end and byte_at(at) == RETURN:
-            at += 1
-        if at < end:
-            if byte_at(at) != NEWLINE:
-                return GAVE_UP
-            at += 1
+        at = line_end(at + 1, end)
+        if at and byte_at(at) != NEWLINE:
+            return GAVE_UP
+        at = at + 1 if at else end
     return row
 
 

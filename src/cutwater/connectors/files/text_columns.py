@@ -42,7 +42,9 @@ class TextColumns:
         self._texts, self._reals = kinds.count(kernels.TEXT), kinds.count(kernels.REAL)
         encoded = [name.encode() for name in schema.names]
         self._names = np.frombuffer(b"".join(encoded) + bytes(_SPARE), np.uint8)
-        self._name_ends = np.cumsum([0, *map(len, encoded)])
+        self._name_ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self._order = np.arange(len(kinds))
+        """Columns in the order of the last row's fields."""
         place = {name: i for i, name in enumerate(schema.names)}
         self._columns = np.array([place.get(name, 0) for name in names], np.int64)
         fields = [kinds[place[name]] if name in place else kernels.NOTHING for name in names]
@@ -57,11 +59,11 @@ class TextColumns:
             ignore: fields that the schema does not name are passed over.
         """
         block = self._block(data, rows)
-        scratch = np.zeros((3, len(self._kinds)), np.int64)
+        scratch = np.zeros((2, len(self._kinds)), np.int64)
         scratch[0] = -1
-        scratch[1] = np.arange(len(self._kinds))
-        names = self._names.ctypes.data, self._name_ends, self._kinds, self._text_of
-        return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, scratch))
+        names = self._names.ctypes.data, self._name_ends.ctypes.data, self._kinds, self._text_of
+        order = self._order.ctypes.data
+        return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, order, scratch))
 
     def csv(self, data: bytes, rows: int, *, delimiter: str, quote: str | None) -> pa.RecordBatch | None:
         """``rows`` rows of CSV; ``None`` if one is not plain."""

@@ -251,7 +251,7 @@ def fill_missing(
 @kernel
 def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_of: Any, ignore: Any, out: Any,
                order: Any, scratch: Any) -> Any:  # fmt: skip
-    """Lines of one JSON object each into columns; blank lines are none.
+    """Lines of one JSON object each into columns: how many, or ``GAVE_UP``; blank lines are none.
 
     Args:
         at, end: of whole lines.
@@ -260,8 +260,6 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
         ignore: fields that are no column are passed over; else they are a reason to give up.
         order: address of an int64 by place in a row: the column that came there in the row before.
         scratch: by column: the row in which it was last seen (-1), and where its last text ends (0).
-
-    Returns: the rows, or ``GAVE_UP``.
     """
     numbers, valid, texts, part, ends, hard, memory, room = out
     columns, row = kinds.shape[0], 0

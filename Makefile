@@ -25,7 +25,7 @@ $(STAMP): requirements/dev.lock pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 
-$(WARM): $(STAMP) $(shell find src/cutwater -name '*kernels.py') src/cutwater/state/hashing.py
+$(WARM): $(STAMP) $(shell find src/cutwater -name '*kernels.py') src/cutwater/state/kernels.py
 	@$(BIN)/cutwater warm
 	@touch $@
 

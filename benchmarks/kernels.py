@@ -18,7 +18,7 @@ from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.runtime.channels.partitioner import HashPartitioner
-from cutwater.state.index.key_index import make_index
+from cutwater.state.key_index import make_index
 from cutwater.state.keys import key_group_range
 
 KEYS = 100_000

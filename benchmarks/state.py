@@ -42,7 +42,7 @@ from benchmarks.workload import PARALLELISM, WrongResultError, mix
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.discard import NothingToCommit
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.paths import writer_of_shared

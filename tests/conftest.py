@@ -57,7 +57,7 @@ def small_tables_are_captured_like_large_ones(request: pytest.FixtureRequest, mo
     """Tests have small tables, which are copied at once; what needs testing is the capture of large ones."""
     path = request.path
     if any(_is_in(path, room) for room in SMALL_TABLES) and not any(_is_in(path, f) for f in REAL_PROCESSES):
-        from cutwater.state.table import capture
+        from cutwater.state.table import keyed_table as capture
 
         monkeypatch.setattr(capture, "COPIED_AT_ONCE_BYTES", 0)
 

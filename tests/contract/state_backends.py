@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.disk.store import OrderedStore, Write
+from cutwater.state.disk.rocks import OrderedStore, RocksStore, Write
 
 
 class SortedStore:

@@ -21,10 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from state_backends import STORES
 
 from cutwater.errors import ConfigError, StorageError
-from cutwater.state.disk.rocks import RocksStore, require_rocksdb
-from cutwater.state.disk.store import OrderedStore
-from cutwater.state.objects.on_disk import RocksObjects, RocksTable
-from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
+from cutwater.state.disk.rocks import OrderedStore, RocksStore, require_rocksdb
+from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable, RocksObjects, RocksTable
 from cutwater.state.table.intervals import RESTORED
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
@@ -157,13 +155,13 @@ def test_many_more_bytes_than_the_budget_stay_on_disk(tmp_path: Path) -> None:
     most = 0
     for number in range(20_000):
         table.put((number,), f"{number}-" * 60)
-        most = max(most, table.cached_bytes)
+        most = max(most, table._young_bytes + table._old_bytes)
     for number in range(0, 20_000, 7):
         assert table.get((number,)) == f"{number}-" * 60
-        most = max(most, table.cached_bytes)
+        most = max(most, table._young_bytes + table._old_bytes)
     assert table.get_many([(number,) for number in range(500)]) == [f"{n}-" * 60 for n in range(500)]
     assert 0 < most <= 1 << 20
-    assert table.cached_keys < 2_000
+    assert len(table._young) + len(table._old) + len(table._written) < 2_000
     assert len(table) == 20_000
     where.close()
 

@@ -23,16 +23,15 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.state import backend as backend_module
 from cutwater.state.backend import StateBackend
-from cutwater.state.disk.store import Write
+from cutwater.state.disk.rocks import Write
 from cutwater.state.disk.tables import NEVER
 from cutwater.state.rows import rows as rows_module
-from cutwater.state.rows.chains import RowChains
-from cutwater.state.rows.keyed_rows import RowSides
+from cutwater.state.rows.keyed_rows import RowChains, RowSides
 from cutwater.state.rows.rows import Rows
 from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.table import keyed_segments, spill, timed_table
-from cutwater.state.table.frozen_table import freeze_table, restore_table
 from cutwater.state.table.intervals import RESTORED
+from cutwater.state.table.keyed_segments import freeze_table, restore_table
 from cutwater.state.table.timed_table import TimedTable, Timing
 
 GROUPS = 16
@@ -67,9 +66,9 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def state_on(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens state on a backend with next to no memory, and closes it after the test; everything moves in pieces."""
     for module, limit in (
-        (spill, "_PORTION_ROWS"),
-        (timed_table, "PORTION_ROWS"),
-        (rows_module, "PORTION_KEYS"),
+        (spill, "_PART_ROWS"),
+        (timed_table, "PART_ROWS"),
+        (rows_module, "PART_KEYS"),
         (keyed_segments, "_FEW_ROWS"),
         (rows_module, "_FEW_ROWS"),
         (rows_module, "_SLACK_ROWS"),

@@ -29,18 +29,15 @@ from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.connectors.staging import Guard
 from cutwater.errors import CutwaterError
-from cutwater.state.index.grouping import in_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.log.entries import attached_to
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
-from cutwater.storage.reading.recovery import choose
-from cutwater.storage.savepoint.claim import Claim
-from cutwater.storage.savepoint.files import SavepointWriter
-from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
+from cutwater.state.table.keyed_segments import in_groups
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import attached_to
+from cutwater.storage.reading import choose, open_snapshot
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.publish import publish
-from cutwater.storage.snapshot.retention import Retention, list_jobs
+from cutwater.storage.snapshot.retention import Retention, list_jobs, publish
+from cutwater.storage.snapshot.savepoint import Claim, SavepointManifest, publish_savepoint
+from cutwater.storage.snapshot.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Seal

@@ -23,10 +23,10 @@ from cutwater.operators.window.session_operator import SessionTable
 from cutwater.state.rows import rows as rows_by_key
 from cutwater.state.rows.rows import Rows
 from cutwater.state.segments import Segment
-from cutwater.state.table import time_buckets
+from cutwater.state.table import timed_table
 from cutwater.state.table.intervals import Intervals
 from cutwater.state.table.keyed_table import KeyedTable
-from cutwater.state.table.timed_table import Portions, TimedTable
+from cutwater.state.table.timed_table import Pieces, TimedTable
 from cutwater.storage.snapshot.chains import Chains, extended
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
@@ -44,10 +44,10 @@ BY_TIME = {"interval join", "as-of join", "window join"}
 def little_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is dead is swept out as soon as it is half of all."""
     for module, name in (
-        (time_buckets, "_DEAD_ROWS"),
+        (timed_table, "_DEAD_ROWS"),
         (keyed_operator, "_SLACK_KEYS"),
         (rows_by_key, "_SLACK_ROWS"),
-        (session_operator, "_SWEEP_SLOTS"),
+        (session_operator, "_SWEEP_GROUP_IDS"),
     ):
         monkeypatch.setattr(module, name, 4)
 
@@ -223,7 +223,7 @@ def _forgets_what_fired(self: TimedTable[Any, Any], watermark: int) -> Any:
     gids = self._buckets.due(watermark)
     gids = gids[~self.fired[gids]]
     self.fired[gids] = True
-    return Portions(lambda rows: self._read(self.table, rows), gids)
+    return Pieces(lambda rows: self._read(self.table, rows), gids)
 
 
 @pytest.mark.parametrize(

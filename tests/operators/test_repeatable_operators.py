@@ -262,8 +262,8 @@ def test_a_restored_join_repeats_itself(name: str, monkeypatch: pytest.MonkeyPat
 
 
 LITTLE, PLENTY = 4_000, 1 << 22
-PORTIONS = [(spill, "_PORTION_ROWS"), (timed_table, "PORTION_ROWS")]
-PORTIONS += [(bundles, "PORTION_KEYS"), (rows_by_key, "PORTION_KEYS"), (keyed_segments, "_FEW_ROWS")]
+PARTS = [(spill, "_PART_ROWS"), (timed_table, "PART_ROWS")]
+PARTS += [(bundles, "PART_KEYS"), (rows_by_key, "PART_KEYS"), (keyed_segments, "_FEW_ROWS")]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_lies_on_disk_is_repeated_in_the_same_order(
 ) -> None:
     """Whichever part of it lies in memory: before and after the restore there is not the same room."""
     pytest.importorskip("rocksdict")
-    for module, limit in PORTIONS:
+    for module, limit in PARTS:
         monkeypatch.setattr(module, limit, 7)
     for module, limit, value in WIDE:
         monkeypatch.setattr(module, limit, value)

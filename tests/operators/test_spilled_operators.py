@@ -21,7 +21,7 @@ from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, 
 from cutwater.state import backend
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.tables import FrozenSpilledRows, SpillQueue
-from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.key_index import NullableIndex
 from cutwater.state.rows import rows as rows_by_key
 from cutwater.state.rows.keyed_rows import FrozenKeyedRows, KeyedRows
 from cutwater.state.segments import Frozen, Segment
@@ -29,8 +29,7 @@ from cutwater.state.table import bundles, keyed_segments, spill, timed_table
 from cutwater.state.table.bundles import Bundles, FrozenBundles
 from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.spill import Spill
-from cutwater.state.table.time_buckets import TimeBuckets
-from cutwater.state.table.timed_table import TimedTable
+from cutwater.state.table.timed_table import TimeBuckets, TimedTable
 from cutwater.storage.snapshot.chains import extended
 from incremental_world import Content, World, short
 from keyed_world import opened, rows_of, snapshot
@@ -139,16 +138,16 @@ class Spilled(Stage):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything happens with few rows, in one store for all tables: each has its own range of keys."""
-    monkeypatch.setattr(spill, "_PORTION_ROWS", 5)
+    monkeypatch.setattr(spill, "_PART_ROWS", 5)
     monkeypatch.setattr(spill, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
     monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 4)
     for module in (rows_by_key, bundles):
-        monkeypatch.setattr(module, "PORTION_KEYS", 3)
+        monkeypatch.setattr(module, "PART_KEYS", 3)
     store = RocksStore(1 << 20)
     monkeypatch.setattr(backend, "open_store", lambda memory_bytes: store)
-    monkeypatch.setattr(timed_table, "PORTION_ROWS", 3)
+    monkeypatch.setattr(timed_table, "PART_ROWS", 3)
     yield
     store.close()
 

@@ -35,7 +35,7 @@ Opened = Callable[[OperatorSpec, int, int | None], list[Operator]]
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the subtasks of a step, and closes them after the test."""
-    monkeypatch.setattr(spill, "_PORTION_ROWS", 256)
+    monkeypatch.setattr(spill, "_PART_ROWS", 256)
     with ExitStack() as stack:
 
         def subtasks(spec: OperatorSpec, parallelism: int, memory_bytes: int | None) -> list[Operator]:

@@ -13,14 +13,14 @@ import cutwater as cw
 from cutwater.errors import ConfigError
 from cutwater.spark.snapshot_sink import SnapshotSinkWriter
 from cutwater.spark.snapshot_source import SnapshotReader, SnapshotSource
-from cutwater.state_reader import merge
+from cutwater.state_reader import reader
 
 KEYS = 2_000
 
 
 @pytest.fixture
 def savepoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(merge, "_CHUNK_ROWS", 100)
+    monkeypatch.setattr(reader, "_CHUNK_ROWS", 100)
     flow = cw.Dataflow("job")
     keyed = flow.read("in", cw.memory([], schema="k string, v long")).key_by("k")
     keyed.aggregate("counts", n=cw.count(), mean=cw.mean("v")).write("out", cw.discard())

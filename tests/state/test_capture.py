@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cutwater.state import growing_array as memory
 from cutwater.state.column_kernels import CHUNK_ROWS
 from cutwater.state.growing_array import GrowingArray, in_background, populate
-from cutwater.state.table import capture as capture_module
-from cutwater.state.table.capture import Captures
+from cutwater.state.table import keyed_table as capture_module
+from cutwater.state.table.keyed_table import Captures
 
 
 def columns_of(rows: int) -> list[GrowingArray]:

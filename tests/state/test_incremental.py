@@ -17,21 +17,19 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.keyed_operator import aggregate_layout
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.tables import SpilledRows
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table import spill
 from cutwater.state.table.changes import Changed, ChangeLog, Changes
-from cutwater.state.table.frozen_table import FrozenTable
 from cutwater.state.table.intervals import History
-from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
+from cutwater.state.table.keyed_segments import FrozenTable, deleted_segments, group_segments, restore_rows
 from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.spill import Room
-from cutwater.storage.reading.recovery import next_checkpoint_id
-from cutwater.storage.snapshot import shared_files as shared_module
+from cutwater.storage.reading import next_checkpoint_id
+from cutwater.storage.snapshot import retention as shared_module
 from cutwater.storage.snapshot.chains import Chains
-from cutwater.storage.snapshot.retention import Retention
+from cutwater.storage.snapshot.retention import Retention, shared_files
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.shared_files import shared_files
 from incremental_world import JOB, Content, World, short
 from subtask_context import Subtask
 
@@ -97,8 +95,8 @@ class Keyed:
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         table, groups = self.table.frozen(checkpoint_id), self.ctx.max_parallelism
-        assert self.table._log is not None
-        Keyed.rests += self.table._log._resting > 0
+        assert self.table.log is not None
+        Keyed.rests += self.table.log._resting > 0
 
         owned = self.ctx.key_groups
 
@@ -173,7 +171,7 @@ def test_restores_are_what_full_snapshots_would_be() -> None:
 
 @needs_rocksdb
 def test_restores_are_the_same_where_rows_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    monkeypatch.setattr(spill, "_PART_ROWS", 3)
     Spilled.moved = 0
     kinds = set[tuple[str, str]]().union(*(World(seed, Spilled, short).run().kinds for seed in range(15)))
     assert {kind for _, kind in kinds} == {"base", "delta", "delete"}
@@ -205,7 +203,7 @@ def deleted_after_it_left() -> None:
 
 @needs_rocksdb
 def test_a_key_that_left_memory_changed_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    monkeypatch.setattr(spill, "_PART_ROWS", 3)
     deleted_after_it_left()
 
 
@@ -300,7 +298,7 @@ PUT, REMOVE = SpilledRows.put, SpilledRows.remove
 def test_planted_bugs_in_moving_rows_are_found(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
 ) -> None:
-    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    monkeypatch.setattr(spill, "_PART_ROWS", 3)
     monkeypatch.setattr(place, name, bug)
     with pytest.raises(AssertionError):
         deleted_after_it_left()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.index.key_index import BytesIndex, Int64Index, KeyIndex, WordsIndex, make_index
+from cutwater.state.key_index import BytesIndex, KeyIndex, WordsIndex, make_index
 from cutwater.state.keys import hash_keys
 
 Row = tuple[object, ...]
@@ -18,11 +18,11 @@ TEXTS = st.text(alphabet="ab\0é", max_size=12)
 
 # kind -> (class, column types, rows)
 KINDS: dict[str, tuple[type[KeyIndex], list[pa.DataType], st.SearchStrategy[Row]]] = {
-    "int64": (Int64Index, [pa.int64()], st.tuples(NUMBERS | st.integers(-(2**63), 2**63 - 1))),
-    "uint8": (Int64Index, [pa.uint8()], st.tuples(st.integers(0, 255))),
-    "uint64": (Int64Index, [pa.uint64()], st.tuples(st.integers(0, 2**64 - 1))),
-    "bool": (Int64Index, [pa.bool_()], st.tuples(st.booleans())),
-    "float32": (Int64Index, [pa.float32()], st.tuples(st.floats(allow_nan=False, width=32).map(lambda x: x + 0.0))),
+    "int64": (WordsIndex, [pa.int64()], st.tuples(NUMBERS | st.integers(-(2**63), 2**63 - 1))),
+    "uint8": (WordsIndex, [pa.uint8()], st.tuples(st.integers(0, 255))),
+    "uint64": (WordsIndex, [pa.uint64()], st.tuples(st.integers(0, 2**64 - 1))),
+    "bool": (WordsIndex, [pa.bool_()], st.tuples(st.booleans())),
+    "float32": (WordsIndex, [pa.float32()], st.tuples(st.floats(allow_nan=False, width=32).map(lambda x: x + 0.0))),
     "two words": (WordsIndex, [pa.int32(), pa.float64()], st.tuples(NUMBERS, NUMBERS.map(float))),
     "three words": (WordsIndex, [pa.bool_(), pa.int8(), pa.int64()], st.tuples(st.booleans(), NUMBERS, NUMBERS)),
     "string": (BytesIndex, [pa.string()], st.tuples(TEXTS)),

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.state.index import key_index
-from cutwater.state.index.key_index import KeyIndex, make_index
+from cutwater.state import key_index
+from cutwater.state.key_index import KeyIndex, make_index
 
 FIRST = 1 << 17
 """Group ids from which on the index of these tests wants a larger table."""

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_index import KINDS, columns_of
 
-from cutwater.state.index.key_index import make_index
-from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.key_index import NullableIndex, make_index
 from cutwater.state.keys import NULL_HASH, NullableKeys, hash_keys
 
 Row = tuple[object, ...]

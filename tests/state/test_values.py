@@ -103,7 +103,7 @@ def test_kernels_are_cached_where_numba_is_told_to(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert int(done.stdout) == 0xE220A8397B1DCDAF
         files = sorted(path.name for path in tmp_path.rglob("*.nbc"))
-        assert any(name.startswith("hashing.hash_words") for name in files)
+        assert any(name.startswith("kernels.hash_words") for name in files)
     assert len(list(tmp_path.iterdir())) == 1, "one folder per state of the kernel sources"
 
 
@@ -116,8 +116,8 @@ assert "numba" not in sys.modules
 from cutwater.operators.aggregate import keyed_operator as running
 from cutwater.operators.window import operator as windowing
 from cutwater.runtime.channels import partitioner as partition
-from cutwater.state import hashing
-assert not hashing.hash_words.signatures
+from cutwater.state import kernels
+assert not kernels.hash_words.signatures
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -14,7 +14,7 @@ from snapshot_world import Running
 
 import cutwater as cw
 from cutwater.errors import ConfigError
-from cutwater.state_reader import merge
+from cutwater.state_reader import reader
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
 from cutwater.storage.snapshot.manifest import SplitRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
@@ -103,8 +103,8 @@ def test_every_checkpoint_of_a_chain_is_what_was_there_then(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(seed)
-    monkeypatch.setattr(merge, "_CHUNK_ROWS", dice.choice([1, 30, 1 << 18]))
-    monkeypatch.setattr(merge, "_KEPT_BYTES", dice.choice([0, 2_000, 64 << 20]))
+    monkeypatch.setattr(reader, "_CHUNK_ROWS", dice.choice([1, 30, 1 << 18]))
+    monkeypatch.setattr(reader, "_KEPT_BYTES", dice.choice([0, 2_000, 64 << 20]))
     expected = random_run(tmp_path, dice)
     kinds = {e.kind for address in expected for e in cw.Snapshot(address).manifest.entries}
     assert kinds == {"base", "delta", "delete"}

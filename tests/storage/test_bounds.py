@@ -14,11 +14,9 @@ from storage_world import JOB, a_job, manifest_of, segment
 from cutwater.connectors.staging import PieceCut, open_piece, staging_beside
 from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.savepoint import manifest as savepoints
-from cutwater.storage.savepoint.files import SavepointWriter
-from cutwater.storage.savepoint.manifest import SavepointManifest, load_savepoint, publish_savepoint
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot import limits, segment_files
+from cutwater.storage.snapshot import savepoint as savepoints
 from cutwater.storage.snapshot.limits import (
     SEGMENT_BYTES_MAX,
     check_entry,
@@ -28,6 +26,8 @@ from cutwater.storage.snapshot.limits import (
     decoded,
 )
 from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.savepoint import SavepointManifest, load_savepoint, publish_savepoint
+from cutwater.storage.snapshot.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store import beneath, local
 from cutwater.storage.store.beneath import check_relative

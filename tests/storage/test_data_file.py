@@ -13,14 +13,12 @@ import pytest
 from storage_world import JOB, manifest_of, segment
 
 from cutwater.errors import StorageError
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot import data_file
 from cutwater.storage.snapshot.data_file import Continued, DataFile
 from cutwater.storage.snapshot.manifest import Entry
-from cutwater.storage.snapshot.publish import publish
-from cutwater.storage.snapshot.retention import Retention
+from cutwater.storage.snapshot.retention import Retention, list_shared, older_entries, publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
-from cutwater.storage.snapshot.shared_files import list_shared, older_entries
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import Fault, MemoryStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import FencedError
-from cutwater.storage.log.entries import CheckpointCompleted, Fork, Forked, HandedOver, JobEnded, Promoted
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted, Fork, Forked, HandedOver, JobEnded, Promoted
 from cutwater.storage.store.memory import MemoryStore
 
 FORK = Fork("/chk", "a", "uid-a", "/chk/a")

@@ -17,15 +17,13 @@ from storage_world import JOB, a_job, manifest_of
 
 from cutwater.connectors.staging import Guard, staging_beside
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
-from cutwater.storage.log.entries import parse_entry
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
-from cutwater.storage.reading.recovery import choose, verify_checkpoint
-from cutwater.storage.savepoint.claim import Claim
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import parse_entry
+from cutwater.storage.reading import choose, open_snapshot, verify_checkpoint
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, decoded
 from cutwater.storage.snapshot.manifest import Entry
-from cutwater.storage.snapshot.publish import publish
-from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.snapshot.retention import list_jobs, publish
+from cutwater.storage.snapshot.savepoint import Claim
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs
 from cutwater.storage.store import beneath
@@ -419,7 +417,7 @@ REVERSALS = {
     ),
     "log entries are not compared": Reversal(
         parse_entry,
-        'not digest or seal.problem("log", body, digest)',
+        'not digest or seal.problem("log", body, digest, f"log entry {path}")',
         "False",
         test_every_changed_byte_of_what_is_sealed_is_refused_before_it_is_decoded,
     ),

@@ -8,8 +8,8 @@ import pytest
 from storage_world import JOB, take_checkpoint
 
 from cutwater.errors import ConfigError
-from cutwater.storage.log.entries import JobEnded
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import JobEnded
 from cutwater.storage.store.memory import MemoryStore
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, render_verify, verify_snapshot
 

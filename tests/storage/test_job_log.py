@@ -15,8 +15,8 @@ from cutwater.errors import (
     FormatVersionError,
     InvariantError,
 )
-from cutwater.storage.log.entries import CheckpointCompleted, JobEnded, JobFinished, LogState, RolledBack, attached_to
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted, JobEnded, JobFinished, LogState, RolledBack, attached_to
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import Fault, MemoryStore
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
-from cutwater.storage.log import job_log as log_module
-from cutwater.storage.log.entries import CheckpointCompleted
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage import job_log as log_module
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN
 
@@ -243,7 +243,7 @@ def prepared(attempts, published=0):
     def resumed(i):
         def make(replayed):
             log = open_log(replayed)
-            log._known, log._attempt = views[i]
+            log._known, log.attempt = views[i]
             return log
 
         return make

@@ -8,15 +8,15 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from cutwater.storage.log.entries import CheckpointCompleted
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.store.local import LocalStore
 
 PAUSED_DRIVER = """
 import os, signal, sys
 from cutwater.errors import CutwaterError
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.job_log import CheckpointCompleted, JobLog
 
 log = JobLog(LocalStore(sys.argv[1]), "job")
 log.begin_attempt("sleeper")
@@ -33,7 +33,7 @@ EAGER_DRIVER = """
 import sys
 from cutwater.errors import FencedError
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.job_log import CheckpointCompleted, JobLog
 
 log = JobLog(LocalStore(sys.argv[1]), "job", keep=3)
 for _ in range(12):

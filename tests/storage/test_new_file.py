@@ -14,22 +14,21 @@ from typing import Any
 import pytest
 
 from cutwater.errors import StorageError
-from cutwater.storage.store import new_file
-from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.new_file import NewFile
+from cutwater.storage.store import local
+from cutwater.storage.store.local import LocalStore, NewFile
 
-BLOCK, STAGE, MOST = new_file._BLOCK_BYTES, 1 << 17, 1 << 19
+BLOCK, STAGE, MOST = local._BLOCK_BYTES, 1 << 17, 1 << 19
 LENGTHS = [1, BLOCK, STAGE - 1, STAGE, STAGE + 1, STAGE + BLOCK, 2 * STAGE, MOST - 1, MOST, MOST + 1, MOST + STAGE + 7]
 
 
 @pytest.fixture(autouse=True)
 def _little_goes_directly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(new_file, "_DIRECT_BYTES", MOST)
-    monkeypatch.setattr(new_file, "_STAGE_BYTES", STAGE)
-    monkeypatch.setattr(new_file, "_KEPT_BYTES", STAGE)
-    new_file._STAGES.clear()
+    monkeypatch.setattr(local, "_DIRECT_BYTES", MOST)
+    monkeypatch.setattr(local, "_STAGE_BYTES", STAGE)
+    monkeypatch.setattr(local, "_KEPT_BYTES", STAGE)
+    local._STAGES.clear()
     yield
-    new_file._STAGES.clear()
+    local._STAGES.clear()
 
 
 def content(length: int, seed: int) -> bytes:
@@ -68,7 +67,7 @@ def direct_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(fd: int, pieces: Any) -> int:
         written = real(fd, pieces)
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & new_file._O_DIRECT:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & local._O_DIRECT:
             found.append(written)
         return written
 
@@ -78,7 +77,7 @@ def direct_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def goes_directly(folder: Path) -> bool:
     with (folder / "probe").open("wb") as file:
-        return new_file._switch(file.fileno(), on=True)
+        return local._switch(file.fileno(), on=True)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -124,12 +123,12 @@ def test_a_file_system_or_device_that_does_not_do_it(
     real_switch, real_write = fcntl.fcntl, os.writev
 
     def refusing(fd: int, command: int, argument: int = 0) -> int:
-        if command == fcntl.F_SETFL and argument & new_file._O_DIRECT and refused == "the flag":
+        if command == fcntl.F_SETFL and argument & local._O_DIRECT and refused == "the flag":
             raise OSError(errno.EINVAL, "no such thing")
         return real_switch(fd, command, argument)
 
     def strict(fd: int, pieces: Any) -> int:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & new_file._O_DIRECT:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & local._O_DIRECT:
             raise OSError(errno.EINVAL, "not aligned")
         return real_write(fd, pieces)
 
@@ -175,8 +174,8 @@ def test_a_disk_that_is_full_ends_the_file_and_nothing_is_left(tmp_path: Path, m
 
 def test_a_forked_process_has_memory_of_its_own(tmp_path: Path) -> None:
     write(tmp_path / "f", [content(STAGE, 1)])
-    assert new_file._STAGES or not goes_directly(tmp_path)
+    assert local._STAGES or not goes_directly(tmp_path)
     child = os.fork()
     if not child:
-        os._exit(len(new_file._STAGES))
+        os._exit(len(local._STAGES))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -6,8 +6,8 @@ import pytest
 from storage_world import JOB, expected_values, restored_values, take_checkpoint, write_parts
 
 from cutwater.errors import FencedError
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.recovery import choose, next_checkpoint_id
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.reading import choose, next_checkpoint_id
 from cutwater.storage.snapshot.retention import Retention, list_jobs
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import Fault, MemoryStore

@@ -15,15 +15,12 @@ import pytest
 import cutwater as cw
 from cutwater.errors import CorruptSnapshotError, FormatVersionError
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.reading.addresses import resolve_snapshot
-from cutwater.storage.reading.any_snapshot import open_snapshot, snapshots_at
-from cutwater.storage.reading.recovery import choose
-from cutwater.storage.savepoint import files as canonical_module
-from cutwater.storage.savepoint.claim import Claim
-from cutwater.storage.savepoint.files import SavepointWriter, canonical
-from cutwater.storage.savepoint.manifest import SavepointManifest, delete_savepoint, publish_savepoint
+from cutwater.storage.reading import choose, open_snapshot, resolve_snapshot, snapshots_at
+from cutwater.storage.snapshot import savepoint_files as canonical_module
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.savepoint import Claim, SavepointManifest, delete_savepoint, publish_savepoint
+from cutwater.storage.snapshot.savepoint_files import SavepointWriter, canonical
 from cutwater.storage.store.local import LocalStore
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
 

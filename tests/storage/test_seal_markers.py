@@ -9,12 +9,12 @@ import pytest
 from storage_world import JOB, a_job, manifest_of, segment
 
 from cutwater.errors import CorruptSnapshotError, SealError
-from cutwater.storage.log import entries
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.savepoint import manifest as savepoints
-from cutwater.storage.savepoint.files import SavepointWriter
-from cutwater.storage.savepoint.manifest import SavepointManifest, load_savepoint, publish_savepoint
+from cutwater.storage import log_entries as entries
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.snapshot import savepoint as savepoints
 from cutwater.storage.snapshot import staged_input
+from cutwater.storage.snapshot.savepoint import SavepointManifest, load_savepoint, publish_savepoint
+from cutwater.storage.snapshot.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged
 from cutwater.storage.store.local import LocalStore

@@ -19,8 +19,8 @@ from ui_world import run_main
 from cutwater.runtime.driver import lease as lease_module
 from cutwater.runtime.driver.lease import Lease, Sign, Turn
 from cutwater.runtime.status.status import JobStatus
-from cutwater.storage.log.entries import JobEnded
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import JobEnded
 from cutwater.storage.store.local import LocalStore
 from cutwater.ui.inspect import driver_runs, job_infos
 

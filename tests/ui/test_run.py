@@ -12,8 +12,8 @@ from ui_world import run_main
 
 from cutwater.errors import JobFailedError
 from cutwater.runtime.status.status import JobStatus
-from cutwater.storage.log.entries import JobFinished
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import JobFinished
 from cutwater.storage.store.local import LocalStore
 from cutwater.ui import run as run_module
 from cutwater.ui.run import Interrupts, RunOptions, follow, interrupts_counted

@@ -21,11 +21,10 @@ from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, Invar
 from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import decode_state, names_of
 from cutwater.runtime.control.messages import Message, ProcessPart, Timer
-from cutwater.storage.log.job_log import JobLog, wall_clock_ms
-from cutwater.storage.reading.addresses import resolve_snapshot
-from cutwater.storage.reading.recovery import choose, next_checkpoint_id
+from cutwater.storage.job_log import JobLog, wall_clock_ms
+from cutwater.storage.reading import choose, next_checkpoint_id, resolve_snapshot
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
-from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import open_store

@@ -25,8 +25,7 @@ from pyspark.sql.types import StructType
 
 from cutwater.errors import ConfigError
 from cutwater.spark.snapshot_options import state_name
-from cutwater.state_reader.merge import chunks
-from cutwater.state_reader.reader import Snapshot
+from cutwater.state_reader.reader import Snapshot, chunks
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter, Filter

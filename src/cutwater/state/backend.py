@@ -8,12 +8,10 @@ from typing import Any, Protocol, TypeVar
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.disk.store import OrderedStore
+from cutwater.state.disk.rocks import OrderedStore, RocksStore
 from cutwater.state.disk.tables import SortedRows
-from cutwater.state.index.key_index import GroupIds
-from cutwater.state.objects.on_disk import RocksObjects, RocksTable
-from cutwater.state.objects.table import KeyedObjects, ObjectTable
+from cutwater.state.key_index import GroupIds
+from cutwater.state.objects.table import KeyedObjects, ObjectTable, RocksObjects, RocksTable
 from cutwater.state.rows.keyed_rows import RowSides, Wakes
 from cutwater.state.rows.rows import LiveAt, Rows
 from cutwater.state.table.keyed_table import Columns, KeyedTable, Layout
@@ -36,11 +34,7 @@ class Share(Protocol):
 
 
 def open_store(memory_bytes: int) -> OrderedStore:
-    """The database on the worker's disk.
-
-    Args:
-        memory_bytes: what it may take of memory, roughly.
-    """
+    """The database on the worker's disk."""
     return RocksStore(memory_bytes)
 
 
@@ -48,7 +42,6 @@ class StateBackend:
     """Makes what a step keeps its state in.  ``close`` it when the step ends.
 
     Args:
-        share: of the subtask.
         tables: how many tables share the memory.
 
     Raises:
@@ -85,8 +78,6 @@ class StateBackend:
         """An empty table by key.
 
         Args:
-            key_types: types of the index columns.
-            layout: what is kept of each key.
             side_columns: types of further columns, which are the caller's.
             hashed: how many index columns lie before those whose hash decides the key group.
             renumbered: called when rows have left, with the group ids that stayed.
@@ -123,7 +114,6 @@ class StateBackend:
         """Python values by key, none yet.
 
         Args:
-            key_types: types of the key columns.
             kind: Arrow type of the values as they are stored.
             stored: makes of a value what Arrow takes.
             revive: makes a value of what Arrow gives.

@@ -1,4 +1,4 @@
-"""Kernels under the columns of a keyed table: setting chunks aside before they change, and marking changed group ids.
+"""Kernels under columns: setting chunks aside before they change, marking changed group ids, and rows as bytes.
 
 A chunk of a captured column is *waiting*, being *copied* or *done*.  The thread that changes rows and the one that
 writes the snapshot both copy chunks; whoever moves one from waiting to copied has it, the other waits for a moment.
@@ -104,9 +104,7 @@ def order_by_group(groups: Any, starts: Any, order: Any) -> None:
     """The places of the rows in ascending group, those of a group in their order, into ``order``.
 
     Args:
-        groups: by row.
         starts: zeros, one more than there are groups.
-        order: as many as rows.
     """
     for i in range(groups.shape[0]):
         starts[np.int64(groups[i]) + 1] += 1
@@ -125,8 +123,6 @@ def gather_rows(source: Any, stride: Any, rows: Any, gids: Any, target: Any, wid
     Args:
         source: address of the column.
         stride: bytes from one of its rows to the next.
-        rows: that it has.
-        gids: which.
         target: address of as many rows as there are group ids.
         width: bytes of a row.
     """
@@ -149,3 +145,38 @@ def touch_pages(content: Any, first: Any, last: Any) -> None:
     """Write to every page between two positions without changing anything: zero becomes zero."""
     for at in range(first, last, _PAGE_BYTES):
         compare_exchange(content, at, 0, 0)
+
+
+@kernel
+def join_spans(data: Any, offsets: Any, cursors: Any, out: Any) -> None:
+    """Append each row's bytes to ``out`` at the row's cursor, and move the cursor."""
+    for i in range(cursors.shape[0]):
+        start = np.int64(offsets[i])
+        length = np.int64(offsets[i + 1]) - start
+        at = cursors[i]
+        for b in range(length):
+            out[at + b] = data[start + b]
+        cursors[i] = at + length
+
+
+@kernel
+def row_starts(data: Any, offsets: Any, width: Any, lengths: Any, starts: Any, counts: Any) -> Any:
+    """Find the beginnings of the rows that lie one behind the other in each value; returns their number.
+
+    A row has ``width`` bytes, and behind them as many as the four bytes at each of ``lengths`` in it say.
+    """
+    rows = 0
+    for i in range(counts.shape[0]):
+        at = np.int64(offsets[i])
+        first = rows
+        while at < offsets[i + 1]:
+            starts[rows] = at
+            rows += 1
+            size = np.int64(width)
+            for k in range(lengths.shape[0]):
+                place = at + lengths[k]
+                for b in range(4):
+                    size += np.int64(data[place + b]) << (8 * b)
+            at += size
+        counts[i] = rows - first
+    return rows

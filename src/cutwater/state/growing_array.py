@@ -10,6 +10,7 @@ arrays grow by copying, as small ones do everywhere.
 from __future__ import annotations
 
 import mmap
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -37,8 +38,6 @@ def gather(values: Values, gids: npt.NDArray[Any], *, still: bool = False) -> Va
     """``values[gids]``; gids in a row, as of a whole table, are copied in one piece, or not at all.
 
     Args:
-        values: by gid.
-        gids: which.
         still: nobody changes the values while somebody reads the result, which may share their memory.
 
     >>> column = np.array([10, 20, 30, 40])
@@ -68,8 +67,6 @@ class GrowingArray:
     """A column of zeros by row number, of which the first ones are in use.
 
     Args:
-        dtype: of a row.
-        shape: of a row.
         reserved: rows to have address space for once the array is large.
 
     >>> column = GrowingArray(np.int64)
@@ -89,7 +86,6 @@ class GrowingArray:
         """Have room for this many rows; new ones are zero.
 
         Args:
-            rows: to have room for.
             used: rows in use, if they are fewer: the memory is made ready from there on.
         """
         if rows > len(self.values):
@@ -132,10 +128,6 @@ def _address_space(rows: int, like: Values) -> Values | None:
 
 def _may_reserve() -> bool:
     """A process with a limit on its address space needs it for other things."""
-    try:
-        import resource
-    except ImportError:
-        return False
     return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 

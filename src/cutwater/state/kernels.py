@@ -1,4 +1,4 @@
-"""Making compiled kernels: one decorator, one cache directory.
+"""Making compiled kernels, with one decorator and one cache directory, and the kernels of the key hash.
 
 A kernel is a function over numpy views of Arrow buffers that Numba compiles to machine code.  It runs without the GIL,
 is compiled per *physical* type on its first call (never by importing), and the result is kept on disk, so that no
@@ -10,6 +10,8 @@ mutable memory, so that a kernel needs one specialisation and not two.
 The cache lies in ``NUMBA_CACHE_DIR`` if that is set, else in the user's cache directory, else (no home, as on many a
 cluster) in a private folder for temporary files.  Its folder carries a digest of all kernel sources: Numba itself
 notices a change of a kernel, but not of one that it calls in another file.
+
+What the key hash computes is a frozen format: see ``cutwater.state.keys``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, config, types
 from numba.cpython.unsafe import numbers
@@ -43,19 +46,18 @@ def cache_directory() -> str | None:
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for source in sorted([*package.rglob("*kernels.py"), package / "state" / "hashing.py"]):
+    for source in sorted(package.rglob("*kernels.py")):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    places = [os.path.join(home, "cutwater", "kernels-"), os.path.join(tempfile.gettempdir(), f"cutwater-{_user()}-")]
+    places = [
+        os.path.join(home, "cutwater", "kernels-"),
+        os.path.join(tempfile.gettempdir(), f"cutwater-{os.getuid()}-"),
+    ]
     for start in [os.path.join(_settings.CACHE_DIR, "cutwater-")] if _settings.CACHE_DIR else places:
         path = start + digest.hexdigest()[:12]
         if _usable(path):
             return path
     return None
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
 
 
 def _usable(path: str) -> bool:
@@ -65,8 +67,7 @@ def _usable(path: str) -> bool:
         found = os.stat(path)
     except OSError:
         return False
-    ours = not hasattr(os, "getuid") or (found.st_uid == _user() and not found.st_mode & 0o022)
-    return ours and os.access(path, os.W_OK)
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(path, os.W_OK)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -199,3 +200,76 @@ set_int64: Any = intrinsic(_stores(8, types.int64))
 set_word: Any = intrinsic(_stores(8, types.uint64))
 set_real: Any = intrinsic(_stores(8, types.float64))
 """Memory by its address; the caller keeps it alive and checks the bounds."""
+
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+
+
+@kernel
+def mix(x: Any) -> Any:
+    """The finaliser of splitmix64: a bijection of 64 bits."""
+    x = (x ^ (x >> _S30)) * _FIRST
+    x = (x ^ (x >> _S27)) * _SECOND
+    return x ^ (x >> _S31)
+
+
+@kernel
+def hash_word(word: Any) -> Any:
+    return mix(np.uint64(word) + GAMMA)
+
+
+@kernel
+def group_of(hashed: Any, max_parallelism: Any) -> Any:
+    """Multiply-high of the upper 32 bits: a group in 0 .. max_parallelism - 1."""
+    return np.int64(((hashed >> _S32) * np.uint64(max_parallelism)) >> _S32)
+
+
+@kernel
+def hash_words(words: Any, out: Any) -> None:
+    for i in range(words.shape[0]):
+        out[i] = hash_word(words[i])
+
+
+@kernel
+def hash_span(data: Any, start: Any, stop: Any) -> Any:
+    """Hash of ``data[start:stop]``: words of eight bytes, the last padded with zeros; the length is the seed."""
+    length = stop - start
+    h = np.uint64(length) * GAMMA
+    position = start
+    while position + 8 <= stop:
+        h = (h ^ load_u64(data, position)) * _FIRST
+        h ^= h >> _S32
+        position += 8
+    rest = stop - position
+    if rest > 0:
+        tail = np.uint64(0)
+        if length >= 8:
+            tail = load_u64(data, stop - 8) >> np.uint64(8 * (8 - rest))
+        else:
+            for b in range(rest):
+                tail |= np.uint64(data[position + b]) << np.uint64(8 * b)
+        h = (h ^ tail) * _FIRST
+        h ^= h >> _S32
+    return mix(h)
+
+
+@kernel
+def hash_bytes(data: Any, offsets: Any, out: Any) -> None:
+    for i in range(out.shape[0]):
+        out[i] = hash_span(data, np.int64(offsets[i]), np.int64(offsets[i + 1]))
+
+
+@kernel
+def combine(first: Any, second: Any) -> None:
+    """``first`` becomes the hash of (first, second), row by row."""
+    for i in range(first.shape[0]):
+        first[i] = mix(first[i] * GAMMA + second[i])
+
+
+@kernel
+def to_groups(hashes: Any, max_parallelism: Any, out: Any) -> None:
+    for i in range(hashes.shape[0]):
+        out[i] = group_of(hashes[i], max_parallelism)

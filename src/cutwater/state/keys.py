@@ -186,25 +186,25 @@ def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
     >>> [hex(h) for h in hash_keys([pa.array([0, 1, -1, None])])]
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1', '0xe4d971771b652c20', '0xe166071e7fb45925']
     """
-    from cutwater.state import hashing  # Numba: only where rows flow
+    from cutwater.state import kernels  # Numba: only where rows flow
 
     out: Hashes = np.empty(len(columns[0]), np.uint64)
     _hash_column(columns[0], out)
     for column in columns[1:]:
         following: Hashes = np.empty(len(out), np.uint64)
         _hash_column(column, following)
-        hashing.combine(out, following)
+        kernels.combine(out, following)
     return out
 
 
 def _hash_column(column: pa.Array, out: Hashes) -> None:
-    from cutwater.state import hashing
+    from cutwater.state import kernels
 
     if is_word_key(column.type):
-        hashing.hash_words(to_words(column), out)
+        kernels.hash_words(to_words(column), out)
     else:
         data, offsets = bytes_view(decimal_bytes(column) if pa.types.is_decimal(column.type) else column)
-        hashing.hash_bytes(data, offsets, out)
+        kernels.hash_bytes(data, offsets, out)
     valid = valid_rows(column)
     if valid is not None:
         out[~valid] = NULL_HASH
@@ -222,8 +222,8 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
     >>> key_groups(hash_keys([pa.array([0, 1, -1])]), 128).tolist()
     [113, 72, 114]
     """
-    from cutwater.state import hashing
+    from cutwater.state import kernels
 
     out = np.empty(len(hashes), np.uint16)
-    hashing.to_groups(hashes, max_parallelism, out)
+    kernels.to_groups(hashes, max_parallelism, out)
     return out

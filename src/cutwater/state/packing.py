@@ -24,15 +24,10 @@ _Pair: TypeAlias = tuple[Convert, Convert]
 class Packer:
     """Packs values of one type.
 
-    Args:
-        kind: the type.
-
     >>> packer = Packer(pa.list_(pa.timestamp("s")))
     >>> packer.unpack(packer.pack([None, 5]))
     [None, datetime.datetime(1970, 1, 1, 0, 0, 5)]
     """
-
-    __slots__ = ("_pair",)
 
     def __init__(self, kind: pa.DataType) -> None:
         self._pair = _pair(kind)
@@ -56,15 +51,10 @@ class Packer:
 class KeyPacker:
     """Packs keys of one or several columns, so that keys that are equal are equal bytes.
 
-    Args:
-        kinds: types of the columns.
-
     >>> packer = KeyPacker([pa.string(), pa.float64()])
     >>> packer.pack(("a", -0.0)) == packer.pack(("a", 0.0)), packer.unpack(packer.pack(("a", 0.0)))
     (True, ('a', 0.0))
     """
-
-    __slots__ = ("_kinds", "_pairs")
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
         self._kinds = list(kinds)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import pyarrow as pa
+
+T = TypeVar("T")
 
 GROUP_COLUMN = "__key_group"
 """Column (uint16) of a keyed segment that holds the key group of each row."""
@@ -101,6 +103,24 @@ class FrozenSegments:
 
     def release(self) -> None:
         self._make = ()
+
+
+def pieces(items: Iterable[T], size: Callable[[T], int], most_bytes: int, most: int = 1 << 62) -> Iterator[list[T]]:
+    """The items in pieces of a bounded size: each ends with the item that makes it large, or so many, enough.
+
+    >>> list(pieces(["a", "bcd", "e"], len, 3))
+    [['a', 'bcd'], ['e']]
+    """
+    piece: list[T] = []
+    held = 0
+    for item in items:
+        piece.append(item)
+        held += size(item)
+        if held >= most_bytes or len(piece) == most:
+            yield piece
+            piece, held = [], 0
+    if piece:
+        yield piece
 
 
 EMPTY = FrozenSegments()

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from cutwater.data.changes import OP
 from cutwater.errors import ConfigError
-from cutwater.state_reader.merge import chunks
-from cutwater.state_reader.reader import Snapshot, StateTable
+from cutwater.state_reader.reader import Snapshot, StateTable, chunks
 
 _PLACES = ("key_group", "subtask")
 """Columns that say where a row lies: it may lie elsewhere and be the same."""

@@ -85,7 +85,6 @@ def layouts(manifest: Manifest, schema_of: SchemaOf) -> list[TableLayout]:
     """Every table of a snapshot: state of steps in the order of the program, then rows on their way.
 
     Args:
-        manifest: of the snapshot.
         schema_of: reads the columns of an entry; asked once for each table.
     """
     by_step: dict[str, dict[str, list[Entry]]] = {}
@@ -182,12 +181,7 @@ def _declared(record: StepRecord, tables: Iterable[TableRecord]) -> dict[str, pa
 
 
 def tables_of_older(record: StepRecord, columns: Mapping[str, pa.Schema]) -> list[TableRecord]:
-    """Tables of a step in a manifest that does not tell them: the kinds of steps that there were then.
-
-    Args:
-        record: of the step.
-        columns: of the segments that there are, by name.
-    """
+    """Tables of a step in a manifest that does not tell them: the kinds of steps that there were then."""
     if record.kind == "aggregate":
         return [TableRecord("agg", "aggregates", Shape.AGGREGATES)]
     if record.kind == "window":

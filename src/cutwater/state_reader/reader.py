@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,17 +16,109 @@ import pyarrow.compute
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import ConfigError, did_you_mean
+from cutwater.state.key_index import NullableIndex
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.segments import GROUP_COLUMN
+from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.state.table.keyed_segments import keyed_rows
 from cutwater.state_reader.layout import TableLayout, layouts
-from cutwater.state_reader.merge import Segments, chunks, merged, with_clocks
-from cutwater.state_reader.values import Column, can_be_put_together, columns_of, exploded, open_windows
-from cutwater.storage.reading.addresses import resolve_snapshot
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.state_reader.values import DOMAIN, TIME, Column, can_be_put_together, columns_of, exploded, open_windows
+from cutwater.storage.reading import open_snapshot, resolve_snapshot
 from cutwater.storage.snapshot.channel_log import read_log
 from cutwater.storage.snapshot.manifest import Entry, Manifest, Shape
+from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.seal import seal_of
+
+_CHUNK_ROWS = 1 << 18
+_KEPT_BYTES = 64 << 20
+_MICROSECONDS = 1000
+
+
+class Segments:
+    """Reads segments of one snapshot, and keeps those read last: a delta may concern many stretches of key groups."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._folder = store, folder
+        self._kept: OrderedDict[int, tuple[Entry, Segment]] = OrderedDict()
+        self._kept_bytes = 0
+        self.bytes_read = 0
+        """Of segments, since the beginning."""
+
+    def read(self, entry: Entry) -> Segment:
+        """The segment of an entry, verified."""
+        found = self._kept.get(id(entry))
+        if found is not None:
+            self._kept.move_to_end(id(entry))
+            return found[1]
+        segment = read_segment(self._store, self._folder, entry)
+        self.bytes_read += entry.length
+        self._kept[id(entry)] = (entry, segment)
+        self._kept_bytes += entry.length
+        while self._kept_bytes > _KEPT_BYTES:
+            _, (gone, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= gone.length
+        return segment
+
+
+def chunks(entries: Sequence[Entry], wanted: range) -> Iterator[range]:
+    """Cut key groups into stretches of about as many rows as fit memory well, at least one group each.
+
+    >>> at = [Entry("s", 0, "agg", "base", 2**20, 0, "", (0, 8))]
+    >>> [(c.start, c.stop) for c in chunks(at, range(1, 6))]
+    [(1, 3), (3, 5), (5, 6)]
+    """
+    rows = np.zeros(wanted.stop + 1)
+    for entry in entries:
+        if entry.key_groups is not None:
+            start, stop = entry.key_groups
+            rows[start:stop] += entry.rows / max(stop - start, 1)
+    begin, held = wanted.start, 0.0
+    for group in wanted:
+        if group > begin and held + rows[group] > _CHUNK_ROWS:
+            yield range(begin, group)
+            begin, held = group, 0.0
+        held += rows[group]
+    if begin < wanted.stop:
+        yield range(begin, wanted.stop)
+
+
+def merged(layout: TableLayout, name: str, segments: Segments, groups: range) -> list[pa.RecordBatch]:
+    """The stored rows of these key groups, under one of the names of ``layout.segments``."""
+    concerned = (
+        segments.read(entry)
+        for entry in layout.entries
+        if entry.name == name
+        and entry.key_groups is not None
+        and entry.key_groups[0] < groups.stop
+        and groups.start < entry.key_groups[1]
+    )
+    batches = keyed_rows(concerned, layout.stored, groups)
+    if layout.identity and len(batches) > 1:
+        return [_newest(pa.concat_batches(batches), layout.identity)]
+    return batches
+
+
+def with_clocks(batch: pa.RecordBatch, segment: str) -> pa.RecordBatch:
+    """Timers with the clock that they go by, and their times in microseconds."""
+    event = "event" in segment
+    times = batch.column(TIME).to_numpy() * (1 if event else _MICROSECONDS)
+    batch = batch.set_column(batch.schema.get_field_index(TIME), TIME, pa.array(times))
+    domain = pa.array(["event" if event else "processing"] * batch.num_rows, pa.string())
+    return batch.append_column(DOMAIN, domain)
+
+
+def _newest(batch: pa.RecordBatch, identity: Sequence[str]) -> pa.RecordBatch:
+    """The last row of each key."""
+    columns = [batch.column(name) for name in identity]
+    index = NullableIndex([column.type for column in columns], batch.num_rows)
+    gids = index.upsert(columns)
+    if len(index) == batch.num_rows:
+        return batch
+    last = np.empty(len(index), np.int64)
+    last[gids] = np.arange(batch.num_rows)  # of rows of one group id the last one stays
+    groups = batch.column(GROUP_COLUMN).to_numpy()[last]
+    return batch.take(pa.array(last[np.argsort(groups, kind="stable")]))
+
 
 _compute: Any = pyarrow.compute
 _BATCH_ROWS = 1 << 16
@@ -161,7 +254,7 @@ class Snapshot:
         layout = self.layouts[self._find(name)]
         wanted = self._wanted(layout, columns, raw)
         schema = _schema_of(wanted)
-        keep: Callable[[pa.RecordBatch], pa.RecordBatch] = _same
+        keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
         whole = range(self.max_parallelism)
         groups = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
         if key is not None:
@@ -220,7 +313,7 @@ class Snapshot:
             layout.name,
             kind,
             _schema_of(shown),
-            tuple(_shown_key(name, names) for name in layout.identity) if layout.shape is not Shape.TOP else (),
+            tuple(n if n in names else "slice_start" for n in layout.identity if layout.shape is not Shape.TOP),
             self._rows_of(layout),
             sum(e.length for e in layout.entries),
             tuple(layout.partitioning),
@@ -268,11 +361,11 @@ class Snapshot:
         wanted: Sequence[Column],
         schema: pa.Schema,
         groups: range,
-        keep: Callable[[pa.RecordBatch], pa.RecordBatch],
+        keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None,
         raw: bool,
     ) -> Iterator[pa.RecordBatch]:
         for batch in self._stored(layout, groups, raw):
-            batch = keep(batch)
+            batch = batch if keep is None else keep(batch)
             if layout.shape is Shape.TOP and not raw:
                 batch = exploded(batch)
             for start in range(0, batch.num_rows, _BATCH_ROWS):
@@ -337,14 +430,6 @@ def _chosen(shown: Sequence[Column], names: Sequence[str], layout: TableLayout) 
     return [by_name[name] for name in names]
 
 
-def _shown_key(name: str, shown: Sequence[str]) -> str:
-    return name if name in shown else "slice_start"
-
-
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
-
-
 def _only(key: Mapping[str, pa.Array]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Leaves the rows of one key."""
 
@@ -398,11 +483,7 @@ def handles(manifest: Manifest, step: str) -> pa.RecordBatch:
 
 
 def rows_on_their_way(store: Store, folder: str, entry: Entry) -> Iterator[pa.RecordBatch]:
-    """The rows of one piece of a channel's log, in their order, with ``PLACES``.
-
-    Raises:
-        CorruptSnapshotError: its bytes differ from their digest.
-    """
+    """The rows of one piece of a channel's log, in their order, with ``PLACES``."""
     assert entry.channel is not None
     _, sender, receiver = entry.channel
     number = entry.first_row

@@ -16,7 +16,7 @@ from cutwater.data.words import fixed_view, from_words
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.ranking.top_spec import ROWS
 from cutwater.operators.window.kinds import Period
-from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.key_index import NullableIndex
 from cutwater.state.keys import key_group_owner
 from cutwater.state.objects.ttl import stamped_type
 from cutwater.state.segments import GROUP_COLUMN
@@ -84,8 +84,6 @@ def columns_of(layout: TableLayout, max_parallelism: int, *, raw: bool = False) 
     """Columns that a table shows, for the shapes that have key groups.
 
     Args:
-        layout: the table.
-        max_parallelism: number of key groups.
         raw: the stored columns as they are, and the key group.
     """
     stored = [field for field in layout.stored if not field.name.startswith("__")]
@@ -275,8 +273,6 @@ def open_windows(layout: TableLayout, slices: pa.RecordBatch, watermarks: Times)
     they hold so far, as the columns of ``layout.stored``.
 
     Args:
-        layout: of the windows.
-        slices: stored rows of the slices.
         watermarks: by key group: what ends at or before it has come out.
     """
     assert layout.record is not None

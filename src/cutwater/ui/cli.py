@@ -260,7 +260,7 @@ def inspect(snapshot: str, as_json: bool) -> None:
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or the
     folder of a savepoint.
     """
-    from cutwater.storage.reading.addresses import resolve_snapshot
+    from cutwater.storage.reading import resolve_snapshot
     from cutwater.ui.inspect import inspect_snapshot, render_inspect
 
     found = resolve_snapshot(snapshot)
@@ -279,7 +279,7 @@ def verify(snapshot: str, as_json: bool) -> None:
     SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7, DIR/JOB/chk-7, or the
     folder of a savepoint.
     """
-    from cutwater.storage.reading.addresses import resolve_snapshot
+    from cutwater.storage.reading import resolve_snapshot
     from cutwater.ui.inspect import render_verify, verify_snapshot
 
     found = resolve_snapshot(snapshot)

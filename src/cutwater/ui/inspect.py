@@ -18,15 +18,13 @@ from cutwater.data.text import age, lines_of_table, plural, shown_width, size
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import ConfigError, SealError, StorageError
 from cutwater.runtime.driver.lease import BEAT_S, Sign, process_state, read_sign
-from cutwater.storage.log.entries import CheckpointCompleted, LogState
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import load_snapshot
-from cutwater.storage.reading.recovery import verify_checkpoint
-from cutwater.storage.savepoint.manifest import is_savepoint, savepoint_state
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted, LogState
+from cutwater.storage.reading import load_snapshot, verify_checkpoint
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
-from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.snapshot.retention import list_jobs, older_entries
+from cutwater.storage.snapshot.savepoint import is_savepoint, savepoint_state
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.shared_files import older_entries
 from cutwater.storage.snapshot.staged_input import verify_inputs
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SAVEPOINT_FILE

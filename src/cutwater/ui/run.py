@@ -26,7 +26,7 @@ from cutwater.runtime.settings import make_config
 from cutwater.runtime.spark_host import ship_by_value
 from cutwater.runtime.status.status import JobStatus
 from cutwater.spark.session import session
-from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.reading import resolve_snapshot
 from cutwater.storage.store.seal import seal_of
 from cutwater.ui.program import Program, load_program
 from cutwater.ui.views import View

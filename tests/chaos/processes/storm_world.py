@@ -256,15 +256,15 @@ def _plant(plant: Callable[[Any], None]) -> Planted:
 
 def dropping_a_key(args: Any) -> None:
     """A restored table lacks a key."""
-    from cutwater.state.table import frozen_table
+    from cutwater.state.table import keyed_segments
 
-    restore = frozen_table.restore_rows
+    restore = keyed_segments.restore_rows
 
     def fewer(*arguments: Any) -> Any:
         for batch in restore(*arguments):
             yield batch.slice(1)
 
-    frozen_table.restore_rows = fewer
+    keyed_segments.restore_rows = fewer
 
 
 # ------------------------------------------------------------------------------------------------------------- table

@@ -11,7 +11,7 @@ from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, Outputs
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows

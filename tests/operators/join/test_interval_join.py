@@ -388,7 +388,7 @@ def test_ten_megabyte_texts_are_joined_stored_and_restored(make_context: Callabl
 def test_snapshot_of_wide_rows_of_one_key_is_cut_into_base_and_deltas(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.state.rows.chains.rows_per_batch", lambda _: 4)
+    monkeypatch.setattr("cutwater.state.rows.keyed_rows.rows_per_batch", lambda _: 4)
     driver = Driver(spec(), make_context()).feed([Event(0, left([1] * 10 + [2] * 3, list(range(13))))])
     segments = driver.snapshot()
     assert [s.batch.num_rows for s in segments[1:]] == [4, 4, 4, 1]

@@ -211,7 +211,7 @@ def test_restores_are_what_the_dictionaries_say() -> None:
 
 @needs_rocksdb
 def test_a_state_on_disk_is_written_and_restored_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutwater.state.objects.on_disk._CHUNK_ROWS", 7)
+    monkeypatch.setattr("cutwater.state.objects.table._CHUNK_ROWS", 7)
     step = ObjectsOnDisk(0, 1)
     step.operator.process(0, batch_of([(key, "add", key) for key in range(200)]))
     segments = list(step.freeze(1).segments())

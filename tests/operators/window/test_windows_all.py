@@ -28,7 +28,7 @@ from cutwater.operators.window import session_operator
 from cutwater.operators.window import sliced_operator as window_slices
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
-from cutwater.state.table import time_buckets
+from cutwater.state.table import timed_table
 from keyed_world import feed, opened, owner, rescaled, snapshot
 
 KEYS = ("", "a", "b")
@@ -74,7 +74,7 @@ class Models:
 def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is; with slices of a few rows and sweeping at every chance; and with memory for hardly a key."""
     if request.param:
-        monkeypatch.setattr(time_buckets, "_DEAD_ROWS", 0)
+        monkeypatch.setattr(timed_table, "_DEAD_ROWS", 0)
         monkeypatch.setattr(session_operator, "_SWEEP_GROUP_IDS", 0)
         monkeypatch.setattr(window_operator, "SLICE_ROWS", 3)
         monkeypatch.setattr(window_slices, "SLICE_ROWS", 2)

@@ -227,9 +227,9 @@ def hardly_any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """From now on windows lie on disk, but for a few keys; everything moves one by one."""
     pytest.importorskip("rocksdict")
     for module, name in (
-        (spill, "_PORTION_ROWS"),
-        (timed_table, "PORTION_ROWS"),
-        (bundles, "PORTION_KEYS"),
+        (spill, "_PART_ROWS"),
+        (timed_table, "PART_ROWS"),
+        (bundles, "PART_KEYS"),
         (keyed_segments, "_FEW_ROWS"),
     ):
         monkeypatch.setattr(module, name, 1)

@@ -43,7 +43,7 @@ from numba.core.dispatcher import Dispatcher
 from cutwater.runtime.chains.warm import _Context, warm_up
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
-from cutwater.state.index.grouping import in_groups
+from cutwater.state.table.keyed_segments import in_groups
 import threading
 warm_up()
 kernels = [o for o in gc.get_objects() if isinstance(o, Dispatcher)]
@@ -83,10 +83,10 @@ def test_a_daemon_waits_for_no_compilation_where_only_some_kernels_are_cached(tm
     code = """
 import numpy as np
 import cutwater.runtime.chains.warm as warm
-from cutwater.state import hashing
+from cutwater.state import kernels
 from cutwater.state.kernels import cache_directory
 import os
-hashing.hash_words(np.arange(3), np.empty(3, np.uint64))
+kernels.hash_words(np.arange(3), np.empty(3, np.uint64))
 assert os.listdir(cache_directory()), "a first job would have left something"
 compiled = []
 warm.warm_up = lambda: compiled.append(1)

@@ -20,7 +20,7 @@ from cutwater.errors import FencedError
 from cutwater.runtime.driver import lease as lease_module
 from cutwater.runtime.driver.lease import Lease, Sign, Turn, await_turn, process_state, read_sign
 from cutwater.runtime.status.status import JobStatus
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.errors import CutwaterError, StorageError
 from cutwater.runtime.driver.requests import Request, send, watch
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import MemoryStore
 

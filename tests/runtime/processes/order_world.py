@@ -31,10 +31,10 @@ from cutwater.runtime.control import messages as c
 from cutwater.runtime.driver.splits import Enumerator
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import load_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.reading import load_snapshot
 from cutwater.storage.snapshot.manifest import Manifest
-from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import publish
 from cutwater.storage.store.local import LocalStore
 
 __all__ = ["Generation", "Hub", "Lines", "Numbered", "differences"]

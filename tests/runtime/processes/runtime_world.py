@@ -20,10 +20,10 @@ from cutwater.api.jobs.job import Job
 from cutwater.api.streams.stream import Stream
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.retention import older_entries
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.shared_files import older_entries
 from cutwater.storage.store.local import LocalStore
 
 __all__ = [

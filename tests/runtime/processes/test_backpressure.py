@@ -16,7 +16,7 @@ from runtime_world import assert_running_counts, kill_some, open_gate, wait_unti
 import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest

@@ -17,7 +17,7 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, wai
 import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.errors import JobFailedError, StorageError
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.local import LocalStore
 

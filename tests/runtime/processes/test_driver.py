@@ -27,7 +27,7 @@ import cutwater as cw
 from cutwater.api.jobs import job as job_module
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.runtime.driver.publisher import Publisher
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.store.local import LocalStore
 

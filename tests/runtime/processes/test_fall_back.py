@@ -30,7 +30,7 @@ from cutwater.api.jobs import job as job_module
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.files.part_commit import PartCommitter
 from cutwater.runtime.driver.publisher import Sinks
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.local import LocalStore
 
@@ -143,7 +143,7 @@ def test_after_going_back_what_came_later_cannot_be_restored(
     start, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
     job = stopped(start, tmp_path, EACH)
     old, new = number(retained(tmp_path)[0]), number(retained(tmp_path)[-1])
     stopped(start, tmp_path, EACH, more=1, restore=f"{job.checkpoint_dir}@{old}")

@@ -20,9 +20,9 @@ from cutwater.api.jobs.job import Job
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.plan.planner import make_plan
 from cutwater.runtime.driver.forks import ForkLog
-from cutwater.storage.log.entries import LogState
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import LogState
+from cutwater.storage.reading import open_snapshot
 from cutwater.storage.store.local import LocalStore
 
 ROWS, KEYS, STRIPE, SPLITS = 8_000, 20, 64, 4

@@ -7,9 +7,9 @@ from pathlib import Path
 from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.snapshot.retention import list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.shared_files import list_shared, shared_files
 from cutwater.storage.store.local import LocalStore
 
 ROWS, KEYS = 40_000, 4_000

@@ -12,8 +12,8 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, wai
 import cutwater as cw
 from cutwater.errors import CutwaterError, FencedError, StorageError
 from cutwater.runtime.driver.publisher import Publisher
-from cutwater.storage.log.entries import JobEnded
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import JobEnded
 from cutwater.storage.store.local import LocalStore
 from cutwater.ui.inspect import driver_runs, job_infos
 

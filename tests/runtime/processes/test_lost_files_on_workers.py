@@ -16,8 +16,8 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, wai
 import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.errors import CutwaterError, FencedError
-from cutwater.storage.log.entries import CheckpointCompleted
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.store.local import LocalStore
 
 ROWS = 20_000
@@ -58,7 +58,7 @@ def test_a_missing_manifest_of_an_old_checkpoint_stops_nobody(
 ) -> None:
     """The newest one restores; new ones complete, and the damaged one is named."""
     if large:
-        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
     job = start(flow_of(tmp_path), inline_threshold_bytes=0)
     checkpointed(job, 6)
     job.cancel()

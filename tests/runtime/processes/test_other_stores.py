@@ -20,9 +20,8 @@ from runtime_world import assert_running_counts, gated, kill_some, open_gate, wa
 import cutwater as cw
 from cutwater.errors import ConfigError
 from cutwater.runtime.driver.requests import send
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
-from cutwater.storage.reading.recovery import verify_checkpoint
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.reading import open_snapshot, verify_checkpoint
 from cutwater.storage.store.opening import joined, open_existing
 from elsewhere import elsewhere
 

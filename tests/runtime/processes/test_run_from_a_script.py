@@ -13,7 +13,7 @@ from runtime_world import counting, gated, open_gate, wait_until
 
 import cutwater as cw
 from cutwater.runtime.driver.requests import send
-from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
 
 

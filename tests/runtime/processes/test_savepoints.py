@@ -15,8 +15,8 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, que
 import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.runtime.driver.savepoints import SavepointRequest
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.reading import open_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.store.local import LocalStore
 

@@ -18,8 +18,8 @@ from cutwater.api.jobs.job import Job
 from cutwater.connectors import spark_source
 from cutwater.errors import StorageError
 from cutwater.runtime.driver.requests import send
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.reading import open_snapshot
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import verify_inputs

@@ -15,7 +15,7 @@ from runtime_world import assert_running_counts, gated, open_gate, query, wait_u
 
 import cutwater as cw
 from cutwater.api.jobs.job import Job
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.reading import open_snapshot
 
 ROWS, KEYS = 6_000, 20
 """``ROWS`` is a multiple of 3 and of ``KEYS``."""

@@ -20,10 +20,9 @@ from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.runtime.driver.coordinator import Coordinator
 from cutwater.runtime.driver.forks import Successor
 from cutwater.runtime.driver.requests import send
-from cutwater.storage.log.entries import Fork, LogState
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.addresses import SnapshotAddress, resolve_snapshot
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import Fork, LogState
+from cutwater.storage.reading import SnapshotAddress, open_snapshot, resolve_snapshot
 from cutwater.storage.store.opening import absolute_uri, joined, open_existing, store_at
 from cutwater.storage.store.paths import SAVEPOINTS_FOLDER
 from cutwater.storage.store.seal import Seal, seal_of

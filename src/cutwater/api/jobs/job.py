@@ -42,7 +42,7 @@ from cutwater.runtime.spark_host import SparkHost, is_local, master_of
 from cutwater.runtime.status.status import JobStatus
 from cutwater.runtime.transport.sockets import nothing
 from cutwater.spark.session import session, usable_session
-from cutwater.storage.log.entries import Fork
+from cutwater.storage.log_entries import Fork
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import absolute_uri, joined
 

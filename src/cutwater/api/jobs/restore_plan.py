@@ -12,11 +12,11 @@ from cutwater.data.text import lines_of_table, milliseconds, plural, size
 from cutwater.plan.compatibility import RestoreReport, compare
 from cutwater.plan.planner import HasGraph, make_plan
 from cutwater.plan.upgrade import Upgrade
-from cutwater.storage.reading.any_snapshot import Snapshot, measure_read_rate, open_snapshot
+from cutwater.storage.reading import Snapshot, measure_read_rate, open_snapshot
 
 if TYPE_CHECKING:
     from cutwater.plan.compatibility import StepReport
-    from cutwater.storage.reading.addresses import SnapshotAddress
+    from cutwater.storage.reading import SnapshotAddress
 
 TIMES_READ = 2
 """The driver verifies every byte, then the workers load what is theirs."""

@@ -18,7 +18,7 @@ from cutwater.errors import BuildError, did_you_mean
 
 if TYPE_CHECKING:
     from cutwater.state.growing_array import GrowingArray, Values
-    from cutwater.state.index.key_index import GroupIds
+    from cutwater.state.key_index import GroupIds
 
 _HOMES = ["cutwater.operators.aggregate.functions"]
 """Modules that hold aggregate functions."""
@@ -239,7 +239,7 @@ class Accumulator(ABC):
     """State of one aggregate, in arrays by group id.  Called from one thread; a frozen one serves another thread.
 
     ``columns`` are the arrays that change in place.  A table captures them for a snapshot before it lets rows change
-    (see ``cutwater.state.table.capture``); whatever else an accumulator holds must never be changed in place.
+    (see ``cutwater.state.table.keyed_table``); whatever else an accumulator holds must never be changed in place.
     """
 
     columns: Sequence[GrowingArray]

@@ -13,7 +13,7 @@ from cutwater.data.words import bytes_view, from_words, new_buffer, valid_rows
 from cutwater.operators.aggregate import distinct_kernels as kernels
 from cutwater.operators.aggregate.value_accumulators import ArrayAccumulator, mask_of
 from cutwater.state.growing_array import Values
-from cutwater.state.index.key_index import GroupIds, make_index
+from cutwater.state.key_index import GroupIds, make_index
 from cutwater.state.keys import hash_keys
 
 _FIRST_WORDS = 1 << 12

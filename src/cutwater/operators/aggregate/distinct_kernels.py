@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.state.hashing import GAMMA, mix
-from cutwater.state.kernels import kernel
+from cutwater.state.kernels import GAMMA, kernel, mix
 
 MAX_RANK = 48
 _FIRST_WORDS = 4

@@ -16,10 +16,10 @@ from cutwater.operators.base import Context, Operator, Outputs
 from cutwater.operators.group_watermarks import GroupWatermarks
 from cutwater.state.backend import StateBackend
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.table.frozen_table import freeze_table, restore_table
+from cutwater.state.table.keyed_segments import freeze_table, restore_table
 from cutwater.state.table.keyed_table import KeyedTable, Layout
 
 if TYPE_CHECKING:

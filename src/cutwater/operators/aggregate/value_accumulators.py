@@ -16,7 +16,7 @@ from cutwater.errors import DataError
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values, gather
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.table.row_store import ValueStore
 
 Mask = npt.NDArray[np.bool_]

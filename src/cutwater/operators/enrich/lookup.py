@@ -123,7 +123,7 @@ class EnrichOperator(Operator):
         """Of the table as loaded by ``open``; for the manifest."""
 
     def open(self, ctx: Context) -> None:
-        from cutwater.state.index.key_index import make_index
+        from cutwater.state.key_index import make_index
 
         super().open(ctx)
         self._portions = DeterministicBatches() if ctx.repeatable else None

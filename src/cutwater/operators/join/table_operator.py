@@ -16,7 +16,7 @@ from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOpe
 from cutwater.operators.aggregate.value_accumulators import take_or_null
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.spec import TABLES
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import null_key_mask, require_valid_keys
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import GroupWatermarks
 from cutwater.state.backend import StateBackend
-from cutwater.state.index.key_index import GroupIds, KeyIndex
+from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups, null_key_mask, require_valid_keys
-from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.kernels import FROM_HEAD
-from cutwater.state.rows.keyed_rows import NEVER, RowSides
+from cutwater.state.rows.keyed_rows import NEVER, References, RowChains, RowSides
 from cutwater.state.segments import Frozen, Segment
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from cutwater.data.words import from_words
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.window.operator import expand
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
-from cutwater.state.rows.chains import References, RowChains
-from cutwater.state.rows.keyed_rows import NEVER
+from cutwater.state.rows.keyed_rows import NEVER, References, RowChains
 
 if TYPE_CHECKING:
     from cutwater.operators.join.spec import WindowJoinSpec

@@ -14,7 +14,7 @@ from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
 from cutwater.operators.base import Outputs
 from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import require_valid_keys
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from cutwater.operators.aggregate.value_accumulators import ArrayAccumulator
 from cutwater.operators.base import Outputs
 from cutwater.operators.ranking import kernels
 from cutwater.state.growing_array import Values
-from cutwater.state.hashing import combine
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.kernels import combine
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import hash_keys, require_valid_keys
 from cutwater.state.table.row_store import ValueStore
 

@@ -23,13 +23,12 @@ from cutwater.operators.window import kernels
 from cutwater.operators.window.kinds import Period
 from cutwater.operators.window.table import WindowTable
 from cutwater.state.backend import StateBackend
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.table.changes import Changed
-from cutwater.state.table.frozen_table import FrozenTable, restore_tables
-from cutwater.state.table.keyed_segments import RestoredRows
-from cutwater.state.table.timed_table import Portions
+from cutwater.state.table.keyed_segments import FrozenTable, RestoredRows, restore_tables
+from cutwater.state.table.timed_table import Pieces
 
 if TYPE_CHECKING:
     from cutwater.operators.window.session_operator import SessionTable
@@ -145,7 +144,7 @@ class WindowOperator(Operator, Generic[W]):
     def _clear(self) -> None:
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._before = self._watermarks.copy()
-        self._due: Portions[Outputs] = Portions(lambda _: [])
+        self._due: Pieces[Outputs] = Pieces(lambda _: [])
         self._arrived = 0
         early = self._spec.early
         self._early = EarlyClock(early.processing_time_us if early is not None else None, self.ctx)
@@ -216,7 +215,7 @@ class WindowOperator(Operator, Generic[W]):
         self._begin(self._advance())
         return self.resume()
 
-    def _begin(self, portions: Portions[Outputs]) -> None:
+    def _begin(self, portions: Pieces[Outputs]) -> None:
         """This comes out."""
         portions.rows = self._in_order(portions.rows)
         self._due = portions
@@ -229,7 +228,7 @@ class WindowOperator(Operator, Generic[W]):
             return gids
         return gids[np.lexsort((hash_keys(self._windows.keys(gids)), self._windows.times(gids)))]
 
-    def _advance(self) -> Portions[Outputs]:
+    def _advance(self) -> Pieces[Outputs]:
         """The watermark has risen: what comes out now."""
         due = self._windows.due(self._watermarks.current)
         if self._may_pass:
@@ -329,7 +328,7 @@ class WindowOperator(Operator, Generic[W]):
             outputs += more or []
         return outputs
 
-    def _more(self) -> Portions[Outputs]:
+    def _more(self) -> Pieces[Outputs]:
         """The output after all that was due; a bounded piece of work."""
         return self._due
 

@@ -22,13 +22,13 @@ from cutwater.operators.window import kernels
 from cutwater.operators.window.kinds import SessionWindow
 from cutwater.operators.window.operator import Times, WindowOperator
 from cutwater.operators.window.table import Fold
-from cutwater.state.index.key_index import GroupIds, KeyIndex
+from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.state.table.bundles import Bundles, FrozenBundles, all_gids
 from cutwater.state.table.changes import Changed, Deleted
 from cutwater.state.table.keyed_segments import RestoredRows, group_segments
 from cutwater.state.table.keyed_table import KeyedTable
-from cutwater.state.table.timed_table import Passed, Portions
+from cutwater.state.table.timed_table import Passed, Pieces
 
 if TYPE_CHECKING:
     from cutwater.operators.window.operator import MakeSegments, Times
@@ -326,12 +326,12 @@ class SessionTable:
         gids = gids[self._alive[gids]]
         self._calendar.add(gids, self.instants(gids))
 
-    def due(self, watermark: int) -> Portions[Outputs]:
+    def due(self, watermark: int) -> Pieces[Outputs]:
         """The output of now, in the order of time as far as it lies in memory; each session fires once."""
         keys, later = self._keys, None
         if keys is not None and keys.due(watermark):
             later = (self._results(self._due(watermark)) for _ in keys.bring_due(watermark))
-        return Portions(self._results, self._due(watermark), later)
+        return Pieces(self._results, self._due(watermark), later)
 
     def _due(self, watermark: int) -> GroupIds:
         """Sessions that fire now, in the order of their ends; those that are over are dead from now on."""
@@ -355,7 +355,7 @@ class SessionTable:
         waiting = (self._calendar.next_instant, None if self._keys is None else self._keys.next_instant)
         return min((instant for instant in waiting if instant is not None), default=None)
 
-    def changed(self, passed: Passed, most: int) -> Portions[Outputs]:
+    def changed(self, passed: Passed, most: int) -> Pieces[Outputs]:
         """The early output, in the order of time: sessions that have not fired, with rows that have not come out.
 
         Args:
@@ -366,7 +366,7 @@ class SessionTable:
         if keys is not None:
             later = (self._results(self._changed(gids, passed, len(gids))) for gids in keys.bring_waiting())
         gids = np.flatnonzero(self._alive[: len(self.table)]).astype(np.int32)
-        return Portions(self._results, self._changed(gids, passed, most), later)
+        return Pieces(self._results, self._changed(gids, passed, most), later)
 
     def _changed(self, gids: GroupIds, passed: Passed, most: int) -> GroupIds:
         """``changed`` among some live sessions."""

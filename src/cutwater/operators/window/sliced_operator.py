@@ -22,12 +22,11 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.operator import SLICE_ROWS, STATE, Times, WindowOperator, expand
 from cutwater.operators.window.table import WindowTable
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.changes import Changed
-from cutwater.state.table.frozen_table import FrozenTable
-from cutwater.state.table.keyed_segments import deleted_segments, group_segments
-from cutwater.state.table.timed_table import Portions, Timing
+from cutwater.state.table.keyed_segments import FrozenTable, deleted_segments, group_segments
+from cutwater.state.table.timed_table import Pieces, Timing
 
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
@@ -115,16 +114,16 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _next_instant(self) -> int | None:
         return self._ahead[0] + self._reach_us if self._ahead else None
 
-    def _advance(self) -> Portions[Outputs]:
+    def _advance(self) -> Pieces[Outputs]:
         due: list[int] = []
         while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:
             due.append(heapq.heappop(self._ahead))
             self._known.remove(due[-1])
         if any(table.scattered for table in self._tables):
-            return Portions(lambda _: [], later=self._fire_by_group(due))
+            return Pieces(lambda _: [], later=self._fire_by_group(due))
         self._parts = self._to_put_together(due)
         self._busy = bool(due)
-        return Portions(lambda _: [])
+        return Pieces(lambda _: [])
 
     def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, GroupIds]]:
         """The group ids of the slices of each window, in portions.
@@ -147,7 +146,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _firing(self) -> bool:
         return self._busy or super()._firing
 
-    def _more(self) -> Portions[Outputs]:
+    def _more(self) -> Pieces[Outputs]:
         """Put one portion together; when a window is whole, its group ids are due."""
         portion = next(self._parts, None)
         if portion is None:

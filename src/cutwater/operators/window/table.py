@@ -16,7 +16,7 @@ from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.segments import Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments

@@ -20,10 +20,10 @@ from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, Tumbli
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.state.growing_array import GrowingArray, gather, populate
-from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.kernels import cache_directory
-from cutwater.state.table.capture import Capture
+from cutwater.state.key_index import NullableIndex
 from cutwater.state.table.changes import ChangeLog
+from cutwater.state.table.keyed_table import Capture
 
 _GROUPS = 128
 _GROWN_ROWS = 5_000

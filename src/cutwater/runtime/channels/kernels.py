@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.state.hashing import group_of, hash_word
-from cutwater.state.kernels import kernel
+from cutwater.state.kernels import group_of, hash_word, kernel
 
 LANES = 4
 _BLOCK_ROWS = 256

@@ -12,9 +12,9 @@ import msgspec
 from cutwater.errors import WireError
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.control.read_limit import Limits
-from cutwater.storage.log.entries import CheckpointCompleted
-from cutwater.storage.savepoint.files import SavepointFile
+from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
+from cutwater.storage.snapshot.savepoint_files import SavepointFile
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

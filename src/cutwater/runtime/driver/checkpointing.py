@@ -21,8 +21,8 @@ from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import SavepointRequest, Savepoints
 from cutwater.runtime.failures import error_of, first_line
 from cutwater.runtime.status.board import StatusBoard
-from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
+from cutwater.storage.snapshot.savepoint_files import SavepointFile
 
 if TYPE_CHECKING:
     from cutwater.runtime.driver.driver import Driver

@@ -16,9 +16,9 @@ from cutwater.data.changes import OP
 from cutwater.errors import ConfigError, CorruptSnapshotError
 from cutwater.runtime.driver.forks import limits_of, not_reached
 from cutwater.state_reader.compare import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
-from cutwater.storage.log.entries import Fork
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import Fork
+from cutwater.storage.reading import resolve_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest

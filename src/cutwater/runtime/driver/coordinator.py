@@ -33,7 +33,7 @@ from cutwater.runtime.driver.savepoints import SavepointKind, SavepointRequest
 from cutwater.runtime.driver.splits import Splits
 from cutwater.runtime.status.board import StatusBoard
 from cutwater.runtime.worker.worker import WorkerArgs
-from cutwater.storage.reading.recovery import Restorable
+from cutwater.storage.reading import Restorable
 from cutwater.storage.store.base import Store
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cutwater.runtime.copies.copies import choose_holders
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.splits import Splits
 from cutwater.runtime.transport.secret import Secret, hidden
-from cutwater.storage.reading.recovery import Restorable
+from cutwater.storage.reading import Restorable
 
 Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]
 """By read step and subtask, what it reads."""

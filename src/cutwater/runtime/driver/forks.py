@@ -25,9 +25,9 @@ from cutwater.protocol.job import messages as j
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import now_ms
 from cutwater.runtime.control.read_limit import Limits, ReadLimit, StepLimit, is_before
-from cutwater.storage.log.entries import Fork, Forked, HandedOver, Promoted
-from cutwater.storage.log.job_log import JobLog, wall_clock_ms
-from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.job_log import JobLog, wall_clock_ms
+from cutwater.storage.log_entries import Fork, Forked, HandedOver, Promoted
+from cutwater.storage.reading import open_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import load_manifest

@@ -29,7 +29,7 @@ import msgspec
 from cutwater.data.decoding import prepare
 from cutwater.errors import CutwaterError, FencedError
 from cutwater.runtime.status.status import JobStatus
-from cutwater.storage.log.job_log import JobLog, wall_clock_ms
+from cutwater.storage.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SIGN_FILE, control_folder, sign_path
 

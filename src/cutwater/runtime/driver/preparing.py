@@ -24,9 +24,9 @@ from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.driver.forks import limits_of
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.state.disk.rocks import require_rocksdb
-from cutwater.storage.log.entries import Fork, LogState
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import Fork, LogState
+from cutwater.storage.reading import resolve_snapshot
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store

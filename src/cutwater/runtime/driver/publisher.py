@@ -32,17 +32,20 @@ from cutwater.protocol.job.regions import Region
 from cutwater.runtime.copies.copies import sweep_copies
 from cutwater.runtime.driver.forks import ForkLog
 from cutwater.runtime.failures import first_line
-from cutwater.storage.log.entries import Fork, JobEnded, JobFinished, RolledBack
-from cutwater.storage.log.job_log import JobLog, wall_clock_ms
-from cutwater.storage.reading.addresses import SnapshotAddress
-from cutwater.storage.reading.any_snapshot import no_such_checkpoint, snapshots_at
-from cutwater.storage.reading.recovery import Restorable, choose, next_checkpoint_id
-from cutwater.storage.savepoint.claim import Claim
+from cutwater.storage.job_log import JobLog, wall_clock_ms
+from cutwater.storage.log_entries import Fork, JobEnded, JobFinished, RolledBack
+from cutwater.storage.reading import (
+    Restorable,
+    SnapshotAddress,
+    choose,
+    next_checkpoint_id,
+    no_such_checkpoint,
+    snapshots_at,
+)
 from cutwater.storage.snapshot.manifest import EdgeRecord, Entry, Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.publish import publish
-from cutwater.storage.snapshot.retention import Retention
+from cutwater.storage.snapshot.retention import Retention, older_entries, publish
+from cutwater.storage.snapshot.savepoint import Claim
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.shared_files import older_entries
 from cutwater.storage.store.base import Store
 
 

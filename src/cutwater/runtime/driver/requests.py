@@ -27,7 +27,7 @@ import msgspec
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, CutwaterError, SealError, StorageError
 from cutwater.runtime.driver.forks import Successor
-from cutwater.storage.log.job_log import JobLog, wall_clock_ms
+from cutwater.storage.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import control_folder, request_paths
 

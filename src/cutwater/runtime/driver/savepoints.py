@@ -17,9 +17,9 @@ from cutwater.errors import CutwaterError, StorageError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job.hosts import Follow
 from cutwater.protocol.protocols import FailureReason
-from cutwater.storage.savepoint.files import SavepointFile
-from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
 from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.snapshot.savepoint import SavepointManifest, publish_savepoint
+from cutwater.storage.snapshot.savepoint_files import SavepointFile
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import joined, open_store
 from cutwater.storage.store.paths import savepoint_folder

@@ -28,7 +28,7 @@ from cutwater.runtime.copies.copies import CopyReader
 from cutwater.runtime.failures import first_line
 from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
-from cutwater.storage.reading.any_snapshot import load_snapshot
+from cutwater.storage.reading import load_snapshot
 from cutwater.storage.snapshot.chains import chains_of
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, LogItem, read_log
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord

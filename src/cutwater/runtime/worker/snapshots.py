@@ -30,11 +30,11 @@ from cutwater.protocol.subtask.host import LoopReport
 from cutwater.runtime.chains.chain import SinkOperator
 from cutwater.runtime.failures import snapshot_error
 from cutwater.state.segments import Frozen
-from cutwater.storage.savepoint.files import SavepointFile, SavepointWriter
 from cutwater.storage.snapshot.chains import Chains, extended, worth_extending
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
 from cutwater.storage.snapshot.data_file import Continued
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
+from cutwater.storage.snapshot.savepoint_files import SavepointFile, SavepointWriter
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import another, parted

@@ -1,4 +1,4 @@
-"""A RocksDB database on the worker's disk, for state that need not fit in memory.
+"""Bytes by key on the worker's disk, for state that need not fit in memory: the interface, and RocksDB behind it.
 
 The database is scratch: what makes state durable is the snapshot in the checkpoint directory.  So there is no
 write-ahead log and nothing is synced.  It lies in a private folder that its process holds a lock on; whoever opens the
@@ -12,14 +12,69 @@ import os
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.state.disk.private_folder import PrivateFolder
-from cutwater.state.disk.store import Write
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
+
+
+Write: TypeAlias = tuple[bytes, bytes | None]
+"""A key and what it is set to; ``None``: it is deleted."""
+
+
+class StoreSnapshot(Protocol):
+    """An ``OrderedStore`` as it was at one instant, for another thread; one pass over it at a time.
+
+    Raises:
+        StorageError: of all methods: the disk fails.
+    """
+
+    def items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys from ``begin`` to before ``end``, with their values, in order; nothing once it is released."""
+        ...
+
+    def get_many(self, keys: Iterable[bytes]) -> Iterator[bytes | None]:
+        """The values of some keys, ``None`` for one that was not there."""
+        ...
+
+    def release(self) -> None:
+        """Forget what is kept for this snapshot."""
+        ...
+
+
+class OrderedStore(Protocol):
+    """The place of what memory does not hold of the tables of a step.  Used by one thread; its snapshots by others.
+
+    Raises:
+        StorageError: of all methods: the disk is full, or fails.
+    """
+
+    tables: int
+    """Number of tables in it: the number of the next one, which begins its keys."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values, ``None`` for a key that is not there."""
+        ...
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """All of it, in order."""
+        ...
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """All keys from ``begin`` to before ``end``."""
+        ...
+
+    def snapshot(self) -> StoreSnapshot:
+        """The content as it is now, at no cost that grows with it; later writes are not seen."""
+        ...
+
+    def close(self) -> None:
+        """Give it up, with all that lies in it; snapshots must be released before."""
+        ...
+
 
 _MIB: Final = 1 << 20
 _OPEN_FILES: Final = 256
@@ -45,7 +100,6 @@ class RocksStore:
     """An ``OrderedStore`` of RocksDB.
 
     Args:
-        memory_bytes: what RocksDB may use of memory, roughly.
         folder: where its private folder is made; by default the directory for temporary files.
 
     Raises:
@@ -67,23 +121,12 @@ class RocksStore:
                 raise
         self._finally = remove
         self.tables = 0
-        """Number of tables in it."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values, ``None`` for a key that is not there.
-
-        Raises:
-            StorageError: the disk fails.
-        """
         with _reported("read", self._parent):
             return self._db.get(list(keys)) or []
 
     def write(self, writes: Sequence[Write]) -> None:
-        """All of it, in order.
-
-        Raises:
-            StorageError: the disk is full, or fails.
-        """
         batch = self._rocks.WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for key, value in writes:
@@ -95,22 +138,15 @@ class RocksStore:
             self._db.write(batch, self._unlogged)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        """All keys from ``begin`` to before ``end``.
-
-        Raises:
-            StorageError: the disk is full, or fails.
-        """
         with _reported("written", self._parent):
             self._db.delete_range(begin, end, self._unlogged)
 
     def snapshot(self) -> RocksSnapshot:
-        """The content as it is now, at no cost; later writes are not seen."""
         options = self._rocks.ReadOptions()
         options.fill_cache(False)
         return RocksSnapshot(self._db.iter(options))
 
     def close(self) -> None:
-        """Close it and remove its files; snapshots must be released before."""
         if not self._finally.alive:
             return
         with contextlib.suppress(Exception):
@@ -143,17 +179,10 @@ class RocksSnapshot:
     0.3.29 at least, sees the present).
     """
 
-    __slots__ = ("_rows",)
-
     def __init__(self, rows: RdictIter) -> None:
         self._rows: RdictIter | None = rows
 
     def items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys from ``begin`` to before ``end``, with their values, in order; nothing once it is released.
-
-        Raises:
-            StorageError: the disk fails.
-        """
         if self._rows is not None:
             self._rows.seek(begin)
         while (rows := self._rows) is not None and rows.valid() and (key := rows.key()) < end:
@@ -162,11 +191,6 @@ class RocksSnapshot:
         self._check()
 
     def get_many(self, keys: Iterable[bytes]) -> Iterator[bytes | None]:
-        """The values of some keys, ``None`` for one that was not there.
-
-        Raises:
-            StorageError: the disk fails.
-        """
         for key in keys:
             if (rows := self._rows) is None:
                 yield None
@@ -176,7 +200,6 @@ class RocksSnapshot:
         self._check()
 
     def release(self) -> None:
-        """RocksDB may forget what is kept for this snapshot."""
         self._rows = None
 
     def _check(self) -> None:

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from cutwater.data.words import bytes_view, fixed_view, valid_rows
-from cutwater.state import row_kernels
-from cutwater.state.index import kernels as index_kernels
+from cutwater.state import column_kernels, index_kernels
 from cutwater.state.packing import Packer
 
 Matrix = npt.NDArray[np.uint8]
@@ -31,9 +30,6 @@ class RowCodec:
     """Packs rows of some columns.
 
     Rows are equal bytes if they are equal: under a null lie zeros.  Floats are kept bit by bit.
-
-    Args:
-        types: of the columns.
 
     >>> codec = RowCodec([pa.int16(), pa.string()])
     >>> rows = codec.encode([pa.array([1, None], pa.int16()), pa.array(["a", "bc"])])
@@ -51,12 +47,7 @@ class RowCodec:
         self._fixed_bytes = sum(self._widths) + -(-len(leaves) // 8)
 
     def encode(self, columns: Sequence[pa.Array], prefix: Matrix | None = None) -> list[bytes]:
-        """The rows.
-
-        Args:
-            columns: of ``types``, all of one length.
-            prefix: bytes to begin each row with.
-        """
+        """The rows, each behind its bytes of ``prefix``, if there is one."""
         rows = len(columns[0]) if prefix is None else len(prefix)
         fixed, spans = self._parts(columns, rows, prefix)
         if not spans:
@@ -92,7 +83,7 @@ class RowCodec:
             return self._columns(content, content.reshape(-1, width), np.empty(0, np.int64)), sizes // width
         begins = np.cumsum([0, *self._widths])
         starts, counts = np.empty(int(sizes.sum()) // width, np.int64), np.empty(len(packed), np.int64)
-        rows = row_kernels.row_starts(data, offsets, width, begins[self._varying], starts, counts)
+        rows = column_kernels.row_starts(data, offsets, width, begins[self._varying], starts, counts)
         starts = starts[:rows]
         return self._columns(data, data[starts[:, None] + np.arange(width)], starts + width), counts
 
@@ -124,12 +115,7 @@ class RowCodec:
         return fixed, spans
 
     def decode(self, rows: Sequence[bytes], skip: int = 0) -> list[pa.Array]:
-        """The columns.
-
-        Args:
-            rows: what ``encode`` gave.
-            skip: bytes of the prefix.
-        """
+        """The columns of what ``encode`` gave, behind ``skip`` bytes of prefix."""
         data = np.frombuffer(b"".join(rows), np.uint8)
         ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         width = skip + self._fixed_bytes
@@ -257,5 +243,5 @@ def _joined(
     flat, offsets = fixed.reshape(-1), np.arange(0, (rows + 1) * width, width, dtype=np.int64)[: rows + 1]
     flat.flags.writeable = offsets.flags.writeable = False  # as views of Arrow are: one specialisation of the kernel
     for data, places in ((flat, offsets), *spans):
-        row_kernels.join_spans(data, places, cursors, out)
+        column_kernels.join_spans(data, places, cursors, out)
     return out, bounds

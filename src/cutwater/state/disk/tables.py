@@ -4,6 +4,8 @@ A row's place is the number of the table, its key group (two bytes each, big-end
 of them comes in the order that a snapshot is written in.  A second range, the *journal*, holds what was moved out
 after it had changed, by epoch (the time between two freezes): a snapshot of what changed reads that, and neither keeps
 keys in memory nor reads the whole table.
+
+All methods raise ``StorageError`` if the disk is full, or fails.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.state.disk.rocks import OrderedStore, StoreSnapshot, Write
 from cutwater.state.disk.row_codec import Matrix, RowCodec
-from cutwater.state.disk.store import OrderedStore, StoreSnapshot, Write
 from cutwater.state.keys import Hashes, hash_keys, key_groups
+from cutwater.state.segments import pieces
 
 _CHUNK_ROWS: Final = 1 << 16
 _CHUNK_BYTES: Final = 1 << 24
@@ -44,7 +47,6 @@ class RowTypes(NamedTuple):
         keys: types of the columns that tell a row from others.
         values: types of the other columns.
         hashed: how many columns lie before those key columns whose hash decides the key group.
-        max_parallelism: number of all key groups.
     """
 
     keys: Sequence[pa.DataType]
@@ -57,8 +59,6 @@ class SpilledChunk(NamedTuple):
     """Some rows, in the order of their key groups.
 
     Attributes:
-        keys: the key columns.
-        values: the other columns.
         goes_on: the chunk begins in the key group in which the one before it ended.
         until: all rows of key groups below this one have come with this chunk.
     """
@@ -70,15 +70,7 @@ class SpilledChunk(NamedTuple):
 
 
 class SpilledRows:
-    """Rows by key, on disk.
-
-    Args:
-        store: where; several tables may lie in one.
-        types: of the rows.
-
-    Raises:
-        StorageError: of all methods: the disk is full, or fails.
-    """
+    """Rows by key, on disk."""
 
     def __init__(self, store: OrderedStore, types: RowTypes) -> None:
         self._store, self._types = store, types
@@ -105,14 +97,7 @@ class SpilledRows:
         changed: npt.NDArray[np.bool_] | None = None,
         epoch: int = 0,
     ) -> None:
-        """Set rows.
-
-        Args:
-            keys: their keys.
-            values: their other columns.
-            changed: which of them go into the journal, too.
-            epoch: of the journal.
-        """
+        """Set rows; those that ``changed`` go into the journal of an epoch, too."""
         rows = self._codecs[1].encode(values) if values else [b""] * len(keys[0])
         writes: list[Write] = list(zip(self._places(keys, self._number), rows, strict=True))
         if changed is not None and changed.any():
@@ -208,15 +193,7 @@ class FrozenSpilledRows:
 
 
 class RowJournal:
-    """Rows in the order of their epochs, those of an epoch and a key group in the order in which they came.
-
-    Args:
-        store: where; other tables may lie in it.
-        types: of the columns.
-
-    Raises:
-        StorageError: of all methods: the disk is full, or fails.
-    """
+    """Rows in the order of their epochs, those of an epoch and a key group in the order in which they came."""
 
     def __init__(self, store: OrderedStore, types: Sequence[pa.DataType]) -> None:
         self._store, self._codec = store, RowCodec(types)
@@ -257,15 +234,8 @@ class FrozenRowJournal:
 
     def chunks(self, epoch: int) -> Iterator[list[pa.Array]]:
         """The columns of the rows since an epoch began, in pieces that fit in memory."""
-        values: list[bytes] = []
-        size = 0
-        for _, value in self._snapshot.items(_place(self._number, epoch), _place(self._number + 1, 0)):
-            values.append(value)
-            size += len(value)
-            if size >= _CHUNK_BYTES:
-                yield self._codec.unpack(pa.array(values, pa.large_binary()))[0]
-                values, size = [], 0
-        if values:
+        found = self._snapshot.items(_place(self._number, epoch), _place(self._number + 1, 0))
+        for values in pieces((value for _, value in found), len, _CHUNK_BYTES):
             yield self._codec.unpack(pa.array(values, pa.large_binary()))[0]
 
     def release(self) -> None:
@@ -278,15 +248,7 @@ def _place(number: int, epoch: int) -> bytes:
 
 
 class SpillQueue:
-    """Keys in the order of their instants; a key may lie in it several times, and may be looked at in vain.
-
-    Args:
-        store: where; other tables may lie in it.
-        types: of the key columns.
-
-    Raises:
-        StorageError: of all methods: the disk is full, or fails.
-    """
+    """Keys in the order of their instants; a key may lie in it several times, and may be looked at in vain."""
 
     def __init__(self, store: OrderedStore, types: Sequence[pa.DataType]) -> None:
         self._store, self._codec = store, RowCodec(types)
@@ -337,15 +299,7 @@ class SpillQueue:
 
 
 class SortedRows:
-    """Rows are added in rounds, and taken at the end of each: by time, of one time by hash, of equal ones as they came.
-
-    Args:
-        store: where more than memory should hold is sorted; tables may lie in it.
-        schema: of the rows.
-
-    Raises:
-        StorageError: of all methods: the disk is full, or fails.
-    """
+    """Rows, added in rounds, taken at the end of each: by time, of one time by hash, of equal ones as they came."""
 
     def __init__(self, store: OrderedStore, schema: pa.Schema) -> None:
         self._store, self._schema, self._most_bytes = store, schema, _HELD_BYTES
@@ -406,21 +360,12 @@ class SortedRows:
         self._round += 1
         self._begin_anew()
         snapshot = self._store.snapshot()
-        rows: list[bytes] = []
-        size = 0
-        for _, row in snapshot.items(begin, end):
-            rows.append(row)
-            size += len(row)
-            if len(rows) == _SLICE_ROWS or size >= self._most_bytes:
-                yield self._decoded(rows)
-                rows, size = [], 0
-        snapshot.release()
+        try:
+            for rows in pieces((row for _, row in snapshot.items(begin, end)), len, self._most_bytes, _SLICE_ROWS):
+                yield pa.RecordBatch.from_arrays(self._codec.decode(rows), schema=self._schema)
+        finally:
+            snapshot.release()
         self._store.delete_range(begin, end)
-        if rows:
-            yield self._decoded(rows)
-
-    def _decoded(self, rows: list[bytes]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(self._codec.decode(rows), schema=self._schema)
 
 
 def _number(number: int) -> bytes:

@@ -1,4 +1,7 @@
-"""Python objects by key as keyed segments, and back: what process functions keep, on its way to disk."""
+"""Python objects by key as keyed segments, and back: what process functions keep, on its way to disk.
+
+Segments that hold other columns, or types that do not convert, are a ``StorageError``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cutwater.state.index.key_index import GroupIds
-from cutwater.state.objects.on_disk import Chunk, FrozenRocksObjects, RocksObjects
-from cutwater.state.objects.table import FrozenObjects, Key, KeyedObjects
+from cutwater.state.key_index import GroupIds
+from cutwater.state.objects.table import Chunk, FrozenObjects, FrozenRocksObjects, Key, KeyedObjects, RocksObjects
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows
 
@@ -27,12 +29,8 @@ def object_segments(
     """Segments of a state: a row for each key and value.
 
     Args:
-        name: of the state.
-        keys: the key columns.
         value: the column of the values; a deletion has none.
         rows: keys, and values as Arrow takes them.
-        groups: number of all key groups.
-        kind: of the segments.
     """
     found, values = [], []
     for key, content in rows:
@@ -74,11 +72,7 @@ def _chunk_segments(name: str, keys: Sequence[pa.Field], value: pa.Field, chunks
 
 
 def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Iterator[tuple[Any, ...]]:
-    """The keys of a segment, as far as they lie in the owned key groups.
-
-    Raises:
-        StorageError: it holds other key columns, or types that do not convert.
-    """
+    """The keys of a segment, as far as they lie in the owned key groups."""
     for batch in keyed_rows([replace(segment, kind="delta")], pa.schema(keys), owned):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
@@ -86,11 +80,7 @@ def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Ite
 def object_rows(
     segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field, owned: range
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Keys and values that ``object_segments`` was given, as far as it lies in the owned key groups.
-
-    Raises:
-        StorageError: the segments hold other columns, or types that do not convert.
-    """
+    """Keys and values that ``object_segments`` was given, as far as it lies in the owned key groups."""
     for batch in keyed_rows(segments, pa.schema([*keys, value]), owned):
         yield from zip(
             zip(*(c.to_pylist() for c in batch.columns[:-1]), strict=True), batch.columns[-1].to_pylist(), strict=True
@@ -131,19 +121,9 @@ def restore_objects(
 
     Segments of a state that need not fit in memory are applied as they come, and are never all there.
 
-    Args:
-        states: by name, empty.
-        segments: of these states and others.
-        keys: the key columns.
-        value: name of the column of the values.
-        owned: key groups of the subtask.
-
     Returns:
         the other segments by name, and those of states in memory; whether this program would have written those that
         are not among them.
-
-    Raises:
-        StorageError: the segments hold other columns, or types that do not convert.
     """
     found: dict[str, list[Segment]] = {}
     known = True
@@ -173,12 +153,9 @@ class FrozenPart:
     """One state of user logic at one instant.
 
     Args:
-        name: of the state.
-        keys: the key columns.
         value: the column of the values.
         objects: what was frozen; released with the part.
         rows: rows, as Arrow takes them, from keys and what the table holds of them: none, one or several for each.
-        groups: number of all key groups.
         several: whether a key may have more than one row.
     """
 
@@ -208,7 +185,6 @@ class FrozenObjectStates(FrozenSegments):
     """States and timers of an operator at one instant.
 
     Args:
-        parts: states by key.
         more: what is written whole each time; under each name, the first segment is a base.
     """
 

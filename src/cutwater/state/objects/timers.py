@@ -112,7 +112,6 @@ class Timers:
             yield first, key
 
     def track(self, *, restored: bool = False) -> None:
-        """See ``KeyedObjects``."""
         self._by_key.track(restored=restored)
 
     def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[dict[int, None]]:
@@ -169,8 +168,6 @@ class TimerService:
     - A *processing-time* timer fires soon after the clock reaches it, never before, in order of time.  Those that came
       due while the job was down fire after the restore.  One that is not due when a bounded input ends does not fire.
     """
-
-    __slots__ = ("_event", "_fires", "_function", "_key", "_processing")
 
     def __init__(self, event: Timers, processing: Timers, function: object, fires: bool) -> None:
         self._event, self._processing = event, processing

@@ -78,8 +78,6 @@ class Expiries:
     (1700, None, 'a', None)
     """
 
-    __slots__ = ("_number", "_queue", "_step_ms", "_watched")
-
     def __init__(self, ttl_ms: int) -> None:
         self._step_ms = max(ttl_ms // _LOOKS, 1)
         self._queue: list[tuple[int, int, Hashable]] = []

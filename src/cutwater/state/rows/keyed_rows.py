@@ -13,19 +13,172 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.rows import event_times
+from cutwater.data.rows import event_times, rows_per_batch, widest_row_bytes
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.disk.row_codec import RowCodec
 from cutwater.state.disk.tables import NEVER, FrozenRowJournal, RowJournal, SpillQueue
-from cutwater.state.index.key_index import GroupIds, KeyIndex
-from cutwater.state.index.nullable import NullableIndex
-from cutwater.state.rows.chains import References, RowChains
-from cutwater.state.segments import SegmentKind
+from cutwater.state.key_index import GroupIds, KeyIndex, NullableIndex, keys_of
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.rows import kernels
+from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
+from cutwater.state.table.row_store import RowStore, grown
 from cutwater.state.table.spill import FrozenSpill, Room, Spill
+
+References: TypeAlias = npt.NDArray[np.int64]
+
+_FIRST_ROWS = 1024
+_ROW_BYTES = 20
+"""Bytes that a row takes besides its columns."""
+
+
+class RowChains:
+    """Rows in the order in which they came, chained by key group id.
+
+    Columns, times and group ids lie in arrays that are only appended to: a frozen view costs nothing.
+    """
+
+    def __init__(self, schema: pa.Schema, rows: int = _FIRST_ROWS) -> None:
+        self.schema = schema
+        self.rows = 0
+        self.latest = -(2**63)
+        """Latest event time of all rows."""
+        self.widest = 0
+        """Bytes of the widest row, or more."""
+        self._values = RowStore(schema.types, rows)
+        self._times: References = np.empty(rows, np.int64)
+        self._gids: GroupIds = np.empty(rows, np.int32)
+        self._nexts: References = np.empty(rows, np.int64)
+        self._heads: References = np.empty(0, np.int64)
+        self._tails: References = np.empty(0, np.int64)
+
+    @property
+    def times(self) -> References:
+        return self._times[: self.rows]
+
+    @property
+    def gids(self) -> GroupIds:
+        return self._gids[: self.rows]
+
+    def reserve(self, gids: int) -> None:
+        """Be ready for this many group ids."""
+        used = len(self._heads)
+        if gids > used:
+            self._heads, self._tails = (
+                grown(chain, used, max(gids, 2 * used), fill=-1) for chain in (self._heads, self._tails)
+            )
+
+    def append(self, batch: pa.RecordBatch, gids: GroupIds, times: References) -> None:
+        """Add rows; ``reserve`` has been told of their group ids."""
+        if batch.num_rows == 0:
+            return
+        first, self.rows = self.rows, self.rows + batch.num_rows
+        if self.rows > len(self._times):
+            size = 2 * self.rows
+            self._times, self._gids, self._nexts = (
+                grown(values, first, size) for values in (self._times, self._gids, self._nexts)
+            )
+        self._times[first : self.rows] = times
+        self._gids[first : self.rows] = gids
+        self._values.append(batch.columns)
+        self.latest = max(self.latest, int(times.max()))
+        self.widest = max(self.widest, widest_row_bytes(batch))
+        kernels.link(self.gids[first:], first, self._heads, self._tails, self._nexts)
+
+    def probe(
+        self,
+        gids: GroupIds,
+        times: References,
+        start: tuple[int, int],
+        bounds: tuple[int, int, int],
+        max_steps: int,
+        out: tuple[References, References],
+    ) -> tuple[int, int, int]:
+        """Matches of arriving rows; see ``kernels.probe`` for arguments and result."""
+        chains = (self._heads, self._tails, self._nexts, self._times)
+        return kernels.probe(gids, times, *start, *bounds, *chains, max_steps, *out)
+
+    def latest_at(self, gids: GroupIds, times: References, settled: int) -> References:
+        """The row of each group id that was the latest at a time; see ``kernels.latest``."""
+        references = np.empty(len(gids), np.int64)
+        chains = (self._heads, self._tails, self._nexts, self._times)
+        kernels.latest(gids, times, settled, *chains, references)
+        return references
+
+    def of(self, gids: GroupIds) -> tuple[References, References]:
+        """The rows of some ids, those of a group id in the order in which they came, and where those of each begin."""
+        bounds, rows = np.empty(len(gids) + 1, np.int64), np.empty(0, np.int64)
+        kernels.rows_of(gids, self._heads, self._nexts, bounds, rows)
+        rows = np.empty(int(bounds[-1]), np.int64)
+        kernels.rows_of(gids, self._heads, self._nexts, bounds, rows)
+        return rows, bounds
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take, roughly."""
+        return self._values.nbytes + self.rows * _ROW_BYTES
+
+    def take(self, references: References) -> list[pa.Array]:
+        """The columns of some rows."""
+        return self._values.take(references)
+
+    def frozen(self) -> RowChains:
+        """The rows as they are now; serves ``times``, ``gids`` and ``take`` only."""
+        view = object.__new__(RowChains)
+        view.schema, view.rows, view.latest, view.widest = self.schema, self.rows, self.latest, self.widest
+        view._times, view._gids, view._values = self._times, self._gids, self._values.frozen()
+        return view
+
+    def kept(self, references: References, gids: GroupIds, gid_count: int) -> RowChains:
+        """A new side with some of the rows, under new group ids, and room for as many again."""
+        side = RowChains(self.schema, 2 * len(references) + _FIRST_ROWS)
+        side.reserve(gid_count)
+        most = rows_per_batch(self.widest)
+        for begin in range(0, len(references), most):
+            part = slice(begin, begin + most)
+            batch = pa.RecordBatch.from_arrays(self.take(references[part]), schema=self.schema)
+            side.append(batch, gids[part], self._times[references[part]])
+        return side
+
+    def segments(
+        self,
+        name: str,
+        references: References,
+        keys: Callable[[GroupIds], list[pa.Array]],
+        max_parallelism: int,
+        kind: SegmentKind = "base",
+    ) -> Iterator[Segment]:
+        """The rows as segments sorted by key group, each of a bounded size; within a key in the order they came.
+
+        Args:
+            kind: "base", or "delta" for rows that come to those of an older snapshot.
+        """
+        if len(references) == 0:
+            return
+        groups = key_groups(hash_keys(keys(self.gids[references])), max_parallelism)
+        order = np.argsort(groups, kind="stable")
+        references, groups = references[order], groups[order]
+        schema = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *self.schema])
+        for part, continues in group_parts(groups, rows_per_batch(self.widest)):
+            arrays = [pa.array(groups[part]), *self.take(references[part])]
+            covered = (int(groups[part][0]), int(groups[part][-1]) + 1)
+            piece = "delta" if continues else kind
+            yield Segment(name, piece, pa.RecordBatch.from_arrays(arrays, schema=schema), covered)
+
+
+def group_parts(groups: npt.NDArray[np.uint16], rows: int) -> Iterator[tuple[slice, bool]]:
+    """Cut sorted groups into parts of at most ``rows``, and say whether one goes on with the group before it.
+
+    >>> list(group_parts(np.array([1, 1, 1, 4], np.uint16), 2))
+    [(slice(0, 2, None), False), (slice(2, 4, None), True)]
+    """
+    for begin in range(0, len(groups), rows):
+        continues = begin > 0 and bool(groups[begin] == groups[begin - 1])
+        yield slice(begin, min(begin + rows, len(groups))), continues
+
 
 _GROUP_ID_BYTES = 32
 """Bytes that a key takes for the chains of both sides."""
-_PORTION_KEYS = 1 << 14
+_PART_KEYS = 1 << 14
 
 Live: TypeAlias = Callable[[Sequence[RowChains]], Sequence[References]]
 """Rows of each side that still count, ascending."""
@@ -60,7 +213,6 @@ class KeyedRows:
     """One index over the keys of both sides; the rows of each side in chains by key.
 
     Args:
-        types: of the sides.
         renumbered: called with the rows of each side that stayed when others went; they have become 0, 1, 2 ...
         room: of keys that do not fit in memory; ``None``: all of them do.
         wakes: when rows that have left memory want to be looked at.
@@ -124,10 +276,7 @@ class KeyedRows:
         """Forget all but these keys, ascending, which become 0, 1, 2 ..., and these rows of each side, ascending."""
         numbers = np.full(len(self.index), -1, np.int32)
         numbers[gids] = np.arange(len(gids), dtype=np.int32)
-        index = NullableIndex(self.types.key_types, len(gids))
-        if len(gids):
-            index.upsert(self.index.columns(gids))
-        self.index, self.done = index, self.done[gids]
+        self.index, self.done = keys_of(self.index, gids), self.done[gids]
         pairs = zip(self.sides, rows, strict=True)
         self.sides = [side.kept(some, numbers[side.gids[some]], len(gids)) for side, some in pairs]
         if self.spill is not None:
@@ -184,13 +333,13 @@ class KeyedRows:
         return found
 
     def make_room(self) -> None:
-        """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
+        """Between batches, when nobody holds group ids: move keys out if there are too many, a part at a time."""
         kept = None if self.spill is None else self.spill.make_room(None)
         if kept is not None:
             self.keep(kept)
 
     def clean(self, live: Live) -> None:
-        """Remove some of the keys on disk without a live row: a portion of a pass over all of them."""
+        """Remove some of the keys on disk without a live row: a part of a pass over all of them."""
 
         def alive(page: KeyedRows, gids: GroupIds) -> npt.NDArray[np.bool_]:
             return page.with_rows(live(page.sides))[gids]
@@ -217,7 +366,7 @@ class KeyedRows:
             rows[side] = np.flatnonzero(outside[self.sides[side].gids])
             self.retain(gids, rows)
         frozen = spill.rows.freeze()
-        for chunk in frozen.beginning(b"", groups, _PORTION_KEYS):
+        for chunk in frozen.beginning(b"", groups, _PART_KEYS):
             values = list(chunk.values)
             values[side] = pa.array([b""] * len(values[side]), pa.large_binary())
             spill.rows.put(chunk.keys, values)
@@ -234,12 +383,7 @@ class RowsPart(NamedTuple):
 
 
 class FrozenKeyedRows:
-    """``KeyedRows`` as they are now, for another thread.
-
-    Args:
-        rows: the rows.
-        journals: what came of each side, by epoch.
-    """
+    """``KeyedRows`` as they are now, for another thread."""
 
     def __init__(self, rows: KeyedRows, journals: Sequence[RowJournal]) -> None:
         self._types, self._page = rows.types, rows.page

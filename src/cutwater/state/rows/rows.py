@@ -11,10 +11,18 @@ import pyarrow as pa
 
 from cutwater.errors import StorageError
 from cutwater.state.disk.tables import RowJournal
-from cutwater.state.index.key_index import GroupIds, KeyIndex
+from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.rows.chains import References, RowChains
-from cutwater.state.rows.keyed_rows import FrozenKeyedRows, KeyedRows, Live, RowSides, RowsPart, Wakes
+from cutwater.state.rows.keyed_rows import (
+    FrozenKeyedRows,
+    KeyedRows,
+    Live,
+    References,
+    RowChains,
+    RowSides,
+    RowsPart,
+    Wakes,
+)
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 from cutwater.state.table.intervals import RESTORED, History, Intervals
 from cutwater.state.table.keyed_segments import keyed_rows
@@ -25,7 +33,7 @@ LiveAt: TypeAlias = Callable[[Sequence[RowChains], int], Sequence[References]]
 Counts: TypeAlias = tuple[int, int, int]
 """Rows of the first and of the second side, and the epoch: how many freezes there were."""
 
-PORTION_KEYS = 1 << 14
+PART_KEYS = 1 << 14
 """Keys that are brought into memory at once."""
 _FEW_ROWS = 1 << 10
 """May be in memory after a restore, whatever the budget."""
@@ -41,11 +49,7 @@ class Rows:
     come are written to a journal, too, by epoch.
 
     Args:
-        types: of the sides.
-        live: rows that still count.
         wakes: when rows want to be looked at though their key has left memory; ``NEVER``: they do not.
-        owned: key groups of the subtask.
-        max_parallelism: number of all key groups.
         room: of keys that do not fit in memory; ``None``: all of them do.
     """
 
@@ -95,14 +99,14 @@ class Rows:
         return self._rows.wanted is not None and self._rows.wanted.due(watermark)
 
     def due(self, watermark: int) -> Iterator[int]:
-        """Bring keys with rows whose time has come into memory, a portion at a time; nobody holds group ids meanwhile.
+        """Bring keys with rows whose time has come into memory, a part at a time; nobody holds group ids meanwhile.
 
-        Gives the first group id of each portion.
+        Gives the first group id of each part.
         """
         while (wanted := self._rows.wanted) is not None and wanted.due(watermark):
             self.make_room(watermark)
             first = len(self._rows)
-            if keys := wanted.take(watermark, PORTION_KEYS):
+            if keys := wanted.take(watermark, PART_KEYS):
                 self._rows.upsert(keys)
             yield first
 
@@ -218,8 +222,8 @@ class Rows:
                 self._rows.remove(side, range(first, last))
             reached[side] = min(first, reached[side][0]), max(last, reached[side][1])
             for batch in keyed_rows([replace(segment, kind="delta")], self._types.schemas[side], owned):
-                for begin in range(0, batch.num_rows, PORTION_KEYS):
-                    yield side, batch.slice(begin, PORTION_KEYS)
+                for begin in range(0, batch.num_rows, PART_KEYS):
+                    yield side, batch.slice(begin, PART_KEYS)
                     while spill.busy or (spill.full and self._rows.count > _FEW_ROWS):
                         self._rows.make_room()
         for side, of_side in enumerate(waiting):

@@ -17,15 +17,14 @@ import pyarrow as pa
 from cutwater.state.disk.row_codec import RowCodec
 from cutwater.state.disk.tables import NEVER
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import GroupIds, KeyIndex
-from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.key_index import GroupIds, KeyIndex, NullableIndex, keys_of
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.keyed_table import Columns, KeyedTable
 from cutwater.state.table.spill import DELETED_KEYS, Room, Spill
 
 V = TypeVar("V", bound=Columns)
 
-PORTION_KEYS = 1 << 14
+PART_KEYS = 1 << 14
 """Keys that are brought into memory at once."""
 _ROW_BYTES = 64
 """Bytes that a row takes besides its columns, in the index and what the owner keeps of it."""
@@ -80,9 +79,6 @@ class Bundles(Generic[V]):
     """Keys by group id, each with its anchor in a table; see ``Spillable``.
 
     Args:
-        key_types: types of the key columns.
-        row_types: of the other columns of ``BundledRows.state_rows``.
-        rows: the rows, none yet.
         room: of keys that do not fit in memory; ``None``: all of them do.
         early: rows may come out early.
     """
@@ -165,23 +161,23 @@ class Bundles(Generic[V]):
         return self._due is not None and self._due.due(watermark)
 
     def bring_due(self, watermark: int) -> Iterator[None]:
-        """Bring keys in of which rows want to be looked at, a portion at a time; nobody holds group ids meanwhile."""
+        """Bring keys in of which rows want to be looked at, a part at a time; nobody holds group ids meanwhile."""
         while self._due is not None and self._due.due(watermark):
-            self._bring(self._due.take(watermark, PORTION_KEYS))
+            self._bring(self._due.take(watermark, PART_KEYS))
             yield
 
     def bring_waiting(self) -> Iterator[GroupIds]:
-        """Bring keys in with rows that may come out early, a portion at a time: the live rows of each portion."""
+        """Bring keys in with rows that may come out early, a part at a time: the live rows of each part."""
         before, self._round = self._round, self._round + 1  # what leaves now is for the next round
         while self._early is not None and self._early.due(before):
-            yield self._live(np.unique(self._bring(self._early.take(before, PORTION_KEYS))))[0]
+            yield self._live(np.unique(self._bring(self._early.take(before, PART_KEYS))))[0]
 
     def _bring(self, keys: Sequence[pa.Array]) -> GroupIds:
         self.make_room()
         return self.upsert(keys) if keys else np.empty(0, np.int32)
 
     def make_room(self) -> None:
-        """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
+        """Between batches, when nobody holds group ids: move keys out if there are too many, a part at a time."""
         spill = self.spill
         if spill is None:
             return
@@ -198,8 +194,7 @@ class Bundles(Generic[V]):
         if self.spill is not None:
             self.spill.delete(gids, log)
         if log is not None and len(gids):
-            gone = NullableIndex(self.index.types, len(gids))
-            log.delete(gone, gone.upsert(self.index.columns(gids)))
+            log.delete(keys_of(self.index, gids), np.arange(len(gids), dtype=np.int32))
             log.restart(DELETED_KEYS)
 
     @property
@@ -236,10 +231,7 @@ class Bundles(Generic[V]):
         """The rows have got these numbers, -1 for those that went; keys whose anchor went have gone."""
         anchors = numbers[self._anchors.values[: len(self)]]
         stay = np.flatnonzero(anchors >= 0).astype(np.int32)
-        index = NullableIndex(self.index.types, len(stay))
-        if len(stay):
-            index.upsert(self.index.columns(stay))
-        self.index = index
+        self.index = keys_of(self.index, stay)
         self._anchors.replace(anchors[stay])
         self._numbers.reserve(len(self.table))
         self._numbers.values[anchors[stay]] = np.arange(len(stay), dtype=np.int32)
@@ -270,13 +262,7 @@ class Bundles(Generic[V]):
 
 
 class FrozenBundles(Generic[V]):
-    """Keys with their rows at one instant.
-
-    Args:
-        table: the rows in memory, frozen.
-        index: the keys in memory, frozen.
-        page: makes small ones of what lies elsewhere.
-    """
+    """Keys with their rows at one instant."""
 
     def __init__(
         self,
@@ -289,12 +275,7 @@ class FrozenBundles(Generic[V]):
     def parts(
         self, gids: GroupIds, state_rows: Callable[[GroupIds], list[pa.Array]]
     ) -> Iterator[tuple[KeyedTable[V], GroupIds, SegmentKind]]:
-        """Tables and group ids to write one after the other; see ``KeyedTable.parts``.
-
-        Args:
-            gids: the live rows in memory.
-            state_rows: their columns, as ``BundledRows.state_rows`` gives them.
-        """
+        """Tables and group ids to write one after the other; see ``KeyedTable.parts``."""
         spilled, keys = self.table.spilled, len(self._index.types)
         if spilled is None:
             yield self.table, gids, "base"
@@ -303,7 +284,7 @@ class FrozenBundles(Generic[V]):
         groups = spilled.group_of(identity(gids)[-keys:]) if len(gids) else np.empty(0, np.uint16)
         order = np.argsort(groups, kind="stable")
         gids, groups = gids[order], groups[order]
-        newer = _copy(self._index)
+        newer = keys_of(self._index, np.arange(len(self._index)))
         for chunk in spilled.rows.chunks():
             only = pa.array(newer.find(chunk.keys) < 0)
             page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))
@@ -328,11 +309,3 @@ class FrozenBundles(Generic[V]):
 def all_gids(table: KeyedTable[Any] | Bundles[Any]) -> GroupIds:
     """Every group id of a table."""
     return np.arange(len(table), dtype=np.int32)
-
-
-def _copy(index: KeyIndex) -> KeyIndex:
-    """The keys of a frozen index in one that finds them."""
-    copy = NullableIndex(index.types, len(index))
-    if len(index):
-        copy.upsert(index.columns(np.arange(len(index), dtype=np.int32)))
-    return copy

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cutwater.state import column_kernels as kernels
-from cutwater.state.index.key_index import GroupIds, KeyIndex
+from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.table.intervals import History, Intervals
 
 Bits = npt.NDArray[np.uint8]
@@ -70,12 +71,9 @@ class Changes:
         later = self.history.since(checkpoint_id)
         if later is None:
             return None
-        bits: Bits = np.zeros(max((len(i.bits) for i in later), default=0), np.uint8)
-        for interval in later:
-            bits[: len(interval.bits)] |= interval.bits
-        gids: GroupIds = np.empty(8 * len(bits), np.int32)
-        epoch = later[0].epoch if later else self.end
-        return Changed(gids[: kernels.marked(bits, gids)], tuple(d for i in later for d in i.deleted), epoch)
+        marks = reduce(_joined, later) if later else _Marks(np.zeros(0, np.uint8), (), self.end)
+        gids: GroupIds = np.empty(8 * len(marks.bits), np.int32)
+        return Changed(gids[: kernels.marked(marks.bits, gids)], marks.deleted, marks.epoch)
 
 
 class ChangeLog:
@@ -128,12 +126,7 @@ class ChangeLog:
         return found.astype(np.bool_)
 
     def mark(self, gids: GroupIds, used: int = 0) -> None:
-        """These group ids change.
-
-        Args:
-            gids: the group ids.
-            used: group ids in use, if the caller knows.
-        """
+        """These group ids change; ``used`` of them are in use, if the caller knows."""
         if not self.tracking:
             return
         needed = ((used or int(gids.max(initial=0)) + 1) + 7) // 8

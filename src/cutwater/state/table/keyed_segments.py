@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,12 +12,52 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutwater.errors import StorageError
-from cutwater.state.index.grouping import groups_of
-from cutwater.state.index.key_index import GroupIds, KeyIndex
-from cutwater.state.index.nullable import NullableIndex
-from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
-from cutwater.state.table.changes import Deleted
+from cutwater.state import column_kernels as kernels
+from cutwater.state.key_index import GroupIds, KeyIndex, NullableIndex
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment, SegmentKind
+from cutwater.state.table.changes import Changed, Deleted
+from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.spill import Spill
+
+_HASHED_ROWS = 1 << 16
+
+
+def groups_of(
+    rows: int, keys: Callable[[slice], list[pa.Array]], max_parallelism: int
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
+    """The key group of each row, and the order that sorts them, rows of one group as they were.
+
+    >>> keys = pa.array([5, 5, 7])
+    >>> groups, order = groups_of(3, lambda rows: [keys[rows]], 128)
+    >>> groups.tolist(), order.tolist()
+    ([76, 76, 49], [2, 0, 1])
+    """
+    groups: npt.NDArray[np.uint16] = np.empty(rows, np.uint16)
+    for begin in range(0, rows, _HASHED_ROWS):  # in pieces: the stream wants the interpreter in between
+        part = slice(begin, begin + _HASHED_ROWS)
+        groups[part] = key_groups(hash_keys(keys(part)), max_parallelism)
+    order: npt.NDArray[np.int32] = np.empty(rows, np.int32)
+    kernels.order_by_group(groups, np.zeros(max_parallelism + 1, np.int64), order)
+    return groups, order
+
+
+def in_groups(batch: pa.RecordBatch, columns: int, max_parallelism: int) -> pa.RecordBatch:
+    """The rows sorted by key group, which becomes their first column: the hash of the first ``columns`` decides.
+
+    >>> batch = in_groups(pa.record_batch({"key": [5, 7]}), 1, 128)
+    >>> batch.to_pydict()
+    {'__key_group': [49, 76], 'key': [7, 5]}
+    """
+    groups, order = groups_of(batch.num_rows, lambda rows: _part(batch, columns, rows), max_parallelism)
+    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *batch.schema])
+    grouped = pa.RecordBatch.from_arrays([pa.array(groups), *batch.columns], schema=fields)
+    return pc.take(grouped, pa.array(order), boundscheck=False)
+
+
+def _part(batch: pa.RecordBatch, columns: int, rows: slice) -> list[pa.Array]:
+    return [column.slice(rows.start, rows.stop - rows.start) for column in batch.columns[:columns]]
+
 
 _SEGMENT_ROWS = 1 << 18
 _CHANGED = "Give the changed step a new id, or restore with the program that wrote the snapshot."
@@ -41,11 +81,8 @@ def group_segments(
     Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
 
     Args:
-        name: name of the state.
         schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
         keys: key columns of some group ids, whose hash decides the group.
-        rows: all columns of some group ids.
-        kind: of the segments.
         identity: so many of the first columns tell the rows apart, whose order says nothing then.
         whole: the segment may be unsorted, if there is only one.  The group ids are the whole state of these key
             groups, and ``keys`` are the columns of the identity.
@@ -128,12 +165,9 @@ def deleted_segments(
     """Segments of keys that went.
 
     Args:
-        name: of the state.
         schema: fields that identify a row.
         deleted: group ids of indexes that still hold the keys.
         keys: key columns among those of the index, whose hash decides the group.
-        max_parallelism: number of key groups.
-        identity: the columns of ``schema`` among those of the index.
     """
     for gone in deleted:
         columns = gone.index.columns
@@ -185,7 +219,7 @@ class RestoredRows(Protocol):
         ...
 
     def make_room(self) -> object:
-        """Move rows to disk if there are too many, a portion at a time; nobody holds group ids."""
+        """Move rows to disk if there are too many, a part at a time; nobody holds group ids."""
         ...
 
 
@@ -202,7 +236,6 @@ def restore_rows(
     the first of which later ones may take rows away.
 
     Args:
-        table: to restore; nobody holds group ids of it.
         segments, schema, owned: as in ``keyed_rows``.
         index: the columns of the table's index, from those that identify a row that went.
     """
@@ -285,3 +318,107 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBa
             f"state {name!r} in the snapshot does not convert to this program's types: {error}", hint=_CHANGED
         ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class FrozenTable:
+    """Segments of frozen tables, which are complete when they are made, and released with them.
+
+    Args:
+        tables: the frozen tables.
+        make: all segments, some of them ``unsorted`` where that is asked for, and each table is one of its parts; or
+            those of changed group ids and of keys that went, by table, where the tables keep track.
+    """
+
+    def __init__(self, tables: Sequence[KeyedTable[Any]], make: Callable[..., Iterable[Segment]]) -> None:
+        self._tables, self._make = tables, make
+
+    def segments(self, *, unsorted: bool = False) -> Iterator[Segment]:
+        self._complete()
+        yield from self._make(unsorted=unsorted and all(table.spilled is None for table in self._tables))
+
+    def _complete(self) -> None:
+        for table in self._tables:
+            table.complete()
+
+    @property
+    def incremental(self) -> bool:
+        return all(table.tracked for table in self._tables)
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        """The changes of all tables, if it is known of all, and is not most of what they hold together."""
+        found = [changed for table in self._tables if (changed := table.changed(since)) is not None]
+        if len(found) < len(self._tables):
+            return None
+        changes = sum(table.changed_rows(part) for table, part in zip(self._tables, found, strict=True))
+        most = 2 * changes > sum(table.all_rows for table in self._tables)
+        for table in self._tables:
+            table.learn(most_changed=most)
+        if most:
+            return None
+        self._complete()
+        return iter(self._make(*found))
+
+    def release(self) -> None:
+        for table in self._tables:
+            table.release()
+        self._make = lambda *_, **__: ()
+
+
+def freeze_table(
+    table: KeyedTable[Any],
+    checkpoint_id: int,
+    name: str,
+    schema: pa.Schema,
+    owned: range,
+    max_parallelism: int,
+    before: Sequence[Segment] = (),
+) -> Frozen:
+    """A table whose index is all of the key, as it is now.
+
+    Args:
+        schema: the key columns, then what is kept of each key.
+        before: segments that come first in the snapshot.
+    """
+    frozen, keys = table.frozen(checkpoint_id), len(table.index.types)
+
+    def segments(changed: Changed | None = None, unsorted: bool = False) -> Iterator[Segment]:
+        whole = owned if unsorted else None
+        yield from before
+        if changed is not None:
+            identity = pa.schema(list(schema)[:keys])
+            yield from deleted_segments(name, identity, changed.deleted, list, max_parallelism)
+        for part, gids, kind in frozen.parts(changed):
+            of, rows = part.index.columns, part.rows
+            yield from group_segments(name, schema, gids, of, rows, max_parallelism, kind, keys, whole)
+
+    return FrozenTable([frozen], segments)
+
+
+def restore_table(table: KeyedTable[Any], segments: Iterable[Segment], schema: pa.Schema, owned: range) -> None:
+    """Set rows of a table whose index is all of the key; see ``restore_rows``."""
+    keys = len(table.index.types)
+    for batch in restore_rows(table, segments, schema, owned):
+        table.restore(batch.columns[:keys], batch.columns[keys:])
+
+
+def restore_tables(
+    tables: Mapping[str, RestoredRows],
+    segments: Iterable[Segment],
+    schema: pa.Schema,
+    owned: range,
+    index: Callable[[list[pa.Array]], list[pa.Array]],
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The name of a state and the rows to set of it, for tables by the names of their states; see ``restore_rows``."""
+    waiting: dict[str, list[Segment]] = {name: [] for name in tables}
+    for segment in segments:
+        table = tables.get(segment.name)
+        if table is None:
+            continue
+        if table.spill is None:
+            waiting[segment.name].append(segment)
+            continue
+        for batch in restore_rows(table, [segment], schema, owned, index):
+            yield segment.name, batch
+    for name, table in tables.items():
+        for batch in restore_rows(table, waiting[name], schema, owned, index):
+            yield name, batch

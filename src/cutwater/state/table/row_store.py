@@ -114,14 +114,14 @@ class _Fixed:
     def append(self, column: pa.Array, first: int) -> None:
         last = first + len(column)
         if last > len(self.values):
-            self.values = _grown(self.values, first, 2 * last)
+            self.values = grown(self.values, first, 2 * last)
         self.values[first:last] = fixed_view(column, self.values.dtype)
         valid = valid_rows(column)
         if self.valid is None and valid is not None:
             self.valid = np.ones(len(self.values), np.bool_)
         if self.valid is not None:
             if last > len(self.valid):
-                self.valid = _grown(self.valid, first, len(self.values))
+                self.valid = grown(self.valid, first, len(self.values))
             self.valid[first:last] = True if valid is None else valid
 
     def take(self, references: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
@@ -143,10 +143,6 @@ class RowStore:
 
     A reference is the number of a row since the store was made; -1 refers to nulls.  A frozen store shares the memory
     of those before: rows are only ever added behind them.
-
-    Args:
-        types: of the columns.
-        rows: how many to have room for.
 
     >>> store = RowStore([pa.int64(), pa.string()])
     >>> store.append([pa.array([1, None]), pa.array(["a", "b"])])
@@ -202,8 +198,10 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return is_word_type(kind) and kind.bit_width in _DTYPES
 
 
-def _grown(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
+def grown(values: npt.NDArray[Any], used: int, size: int, fill: int | None = None) -> npt.NDArray[Any]:
     """A larger copy; the old array stays as it is, because a frozen view may look at it."""
-    grown = np.empty(size, values.dtype)
-    grown[:used] = values[:used]
-    return grown
+    larger = np.empty(size, values.dtype)
+    larger[:used] = values[:used]
+    if fill is not None:
+        larger[used:] = fill
+    return larger

@@ -3,7 +3,7 @@
 The table in memory is a cache, of single rows, that is written when they leave it.  A key that is not in memory is
 looked up on disk, all such keys of a batch at once.  When the table has outgrown its budget, half of its rows leave:
 first those that were not used since the last time (the second chance of a clock), the oldest among them first.  They
-are written in portions, between batches; a row that is used meanwhile stays.  Then the table is made anew of what is
+are written in parts, between batches; a row that is used meanwhile stays.  Then the table is made anew of what is
 left, as a sweep makes it anew.
 
 Large rows that the last batch used stay in any case.  Such a row is a key of a join with all that waits for it, and
@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.state.disk.store import OrderedStore
+from cutwater.state.disk.rocks import OrderedStore
 from cutwater.state.disk.tables import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows, SpillQueue
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import GroupIds, KeyIndex
+from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.table.changes import ChangeLog
 
-_PORTION_ROWS: Final = 4096
+_PART_ROWS: Final = 4096
 _LARGE_BYTES: Final = 1 << 10
 """Smaller rows cost no more to move than the row that asks for them."""
 _SLACK_KEYS: Final = 1 << 14
@@ -43,7 +43,6 @@ class Room(NamedTuple):
 
     Attributes:
         store: where they lie; several tables may lie in it.
-        max_parallelism: number of all key groups.
         memory_bytes: what the table in memory may take, roughly.
         hashed: how many key columns lie before those whose hash decides the key group.
     """
@@ -94,8 +93,6 @@ class Spill(Generic[T]):
     """Moves the rows of one table out and in.
 
     Args:
-        table: the table, empty.
-        room: where to.
         logged: as which group ids the log of changes knows some group ids, if not by the same numbers.
     """
 
@@ -111,7 +108,8 @@ class Spill(Generic[T]):
         self._stored = GrowingArray(np.bool_)
         self._leaving: GroupIds | None = None
         self._written = self._seen = 0
-        self._count, self._clean_at = 0, _SLACK_KEYS
+        self.count, self._clean_at = 0, _SLACK_KEYS
+        """Number of rows on disk, roughly; and how many are worth a pass over all of them."""
         self._cleaning: Iterator[SpilledChunk] | None = None
         self.journaled: dict[int, int] = {}
         """Rows written to the journal, by epoch."""
@@ -146,7 +144,7 @@ class Spill(Generic[T]):
         return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
 
     def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> GroupIds | None:
-        """A portion of the work, if there is any; at its end the group ids that stay, for ``KeyedTable.keep``.
+        """A part of the work, if there is any; at its end the group ids that stay, for ``KeyedTable.keep``.
 
         Args:
             log: is told what leaves after it changed.
@@ -159,10 +157,10 @@ class Spill(Generic[T]):
         self._recent.values[:count] = False
         if self._leaving is None:
             return None
-        size = max(_PORTION_ROWS, 2 * came)
-        portion = self._leaving[self._written : self._written + size]
-        self._written += len(portion)
-        self._write(portion[~self._used.values[portion]], log)
+        size = max(_PART_ROWS, 2 * came)
+        part = self._leaving[self._written : self._written + size]
+        self._written += len(part)
+        self._write(part[~self._used.values[part]], log)
         if self._written < len(self._leaving):
             return None
         stays = self._used.values[:count].copy()
@@ -183,12 +181,12 @@ class Spill(Generic[T]):
             return
         logged = gids if self._logged is None else self._logged(gids)
         self._put(self._table, gids, log, None if log is None else log.changed(logged))
-        self._count += len(gids) - int(np.count_nonzero(self._stored.values[gids]))
+        self.count += len(gids) - int(np.count_nonzero(self._stored.values[gids]))
         self._stored.values[gids] = True
 
     def put_page(self, page: T, gids: GroupIds, log: ChangeLog | None, came: bool) -> None:
         """Group ids of a table made of rows on disk have changed, or are new there."""
-        self._count += came * len(gids)
+        self.count += came * len(gids)
         self._put(page, gids, log, None if log is None or not log.tracking else np.ones(len(gids), np.bool_))
 
     def _put(self, table: T, gids: GroupIds, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None) -> None:
@@ -203,22 +201,13 @@ class Spill(Generic[T]):
     # -- when to look at what has left
 
     def look_again(self, instants: Callable[[T, GroupIds], npt.NDArray[np.int64]]) -> SpillQueue:
-        """Rows on disk want to be looked at when their time comes.
+        """The keys of rows on disk by the ``instants`` at which they want to be looked at; ``NEVER``: they do not.
 
-        Args:
-            instants: of group ids of a table that leave: when; ``NEVER`` for those that do not ask.
-
-        Returns:
-            their keys by that time, some of them in vain: to be looked up in the table.
+        Some are named in vain: they are to be looked up in the table.
         """
         queue = SpillQueue(self._store, self._table.index.types)
         self._queues.append((queue, instants))
         return queue
-
-    @property
-    def count(self) -> int:
-        """Number of rows on disk, roughly."""
-        return self._count
 
     @property
     def busy(self) -> bool:
@@ -232,7 +221,7 @@ class Spill(Generic[T]):
         gids = gids[self._stored.values[gids]]
         if len(gids):
             self.rows.remove(self._table.index.columns(gids), _epochs(log))
-            self._count = max(0, self._count - len(gids))
+            self.count = max(0, self.count - len(gids))
 
     def keep(self, gids: GroupIds) -> None:
         """The table has been made anew of these group ids."""
@@ -263,18 +252,13 @@ class Spill(Generic[T]):
             self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), gids))
 
     def clean(self, live: Callable[[T, GroupIds], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
-        """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more.
-
-        Args:
-            live: of group ids of a table, which are worth keeping.
-            log: is told what went.
-        """
-        if self._cleaning is None and self._count >= self._clean_at:
-            self._cleaning = self.rows.freeze().chunks(_PORTION_ROWS)
+        """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more."""
+        if self._cleaning is None and self.count >= self._clean_at:
+            self._cleaning = self.rows.freeze().chunks(_PART_ROWS)
         chunk = None if self._cleaning is None else next(self._cleaning, None)
         if chunk is None:
             if self._cleaning is not None:
-                self._cleaning, self._clean_at = None, 2 * self._count + _SLACK_KEYS
+                self._cleaning, self._clean_at = None, 2 * self.count + _SLACK_KEYS
             return
         page = self._page(chunk.keys, chunk.values)
         dead = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32)))
@@ -295,7 +279,7 @@ class Spill(Generic[T]):
     def delete_page(self, page: T, gids: GroupIds, log: ChangeLog | None) -> None:
         """The keys of group ids of a table made of rows on disk are gone."""
         self.rows.remove(page.index.columns(gids), _epochs(log))
-        self._count = max(0, self._count - len(gids))
+        self.count = max(0, self.count - len(gids))
         if log is not None:
             log.delete(page.index, gids)
             log.restart(DELETED_KEYS)
@@ -304,7 +288,7 @@ class Spill(Generic[T]):
 
     def freeze(self, log: ChangeLog | None) -> FrozenSpill:
         """The rows on disk as they are now."""
-        frozen = FrozenSpill(self.rows.freeze(), self.group_of, self._count, dict(self.journaled))
+        frozen = FrozenSpill(self.rows.freeze(), self.group_of, self.count, dict(self.journaled))
         begin = _epochs(log).start  # of what later freezes may be asked for
         self.rows.forget(begin)
         self.journaled = {epoch: rows for epoch, rows in self.journaled.items() if epoch >= begin}
@@ -312,14 +296,7 @@ class Spill(Generic[T]):
 
 
 class FrozenSpill:
-    """The rows on disk at one instant, for another thread.
-
-    Args:
-        rows: the rows.
-        group_of: key group of each of some keys.
-        count: how many there are, roughly.
-        journaled: how many of them the journal has, by epoch.
-    """
+    """The rows on disk at one instant, for another thread."""
 
     def __init__(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -11,15 +12,139 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.data.words import from_words
 from cutwater.state.disk.tables import NEVER, FrozenSpilledRows
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import GroupIds
+from cutwater.state.key_index import GroupIds
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_table import Columns, KeyedTable, Layout
 from cutwater.state.table.spill import Room, Spill
-from cutwater.state.table.time_buckets import TimeBuckets, join_gids
+
+_DEAD_ROWS = 4096
+"""Group ids of forgotten buckets are swept out when they are more than this and more than the live ones."""
+
+NO_GROUP_IDS: GroupIds = np.empty(0, np.int32)
+
+
+class TimeBuckets:
+    """Group ids in buckets of one time each, and two queues in time order: buckets to come out, and such to forget.
+
+    The bucket of a window is its start.
+
+    Args:
+        reach_us: from a bucket's time to the instant at which it is due.
+        lateness_us: from there to the instant at which it is forgotten.
+    """
+
+    def __init__(self, reach_us: int, lateness_us: int) -> None:
+        self._reach_us = reach_us
+        self._lateness_us = lateness_us
+        self._gids: dict[int, list[GroupIds]] = {}
+        self._to_fire: list[int] = []
+        self._to_forget: list[int] = []
+        self._live = 0
+        self._dead = 0
+        self._ended = False
+
+    def add(self, first_gid: int, starts: npt.NDArray[np.int64]) -> list[int]:
+        """New group ids ``first_gid``, ``first_gid + 1`` ... belong to the windows with these starts.
+
+        Returns the starts of the windows that are new.
+        """
+        opened: list[int] = []
+        if len(starts) == 0:
+            return opened
+        gids = np.arange(first_gid, first_gid + len(starts), dtype=np.int32)
+        self._live += len(gids)
+        order = np.argsort(starts, kind="stable")
+        ordered = starts[order]
+        cuts = np.flatnonzero(np.diff(ordered)) + 1
+        bounds = [0, *cuts.tolist(), len(order)]
+        gids = gids[order]
+        for begin, end in itertools.pairwise(bounds):
+            start = int(ordered[begin])
+            if start not in self._gids:
+                self._gids[start] = []
+                heapq.heappush(self._to_fire, start)
+                opened.append(start)
+            self._gids[start].append(gids[begin:end])
+        return opened
+
+    def fired(self, start: int) -> None:
+        """A window has come out without group ids: remember when it can be forgotten."""
+        if start not in self._gids:
+            self._gids[start] = []
+            heapq.heappush(self._to_forget, start)
+
+    @property
+    def next_instant(self) -> int | None:
+        """At which watermark the next window fires; ``None``: none is waiting."""
+        return self._to_fire[0] + self._reach_us if self._to_fire else None
+
+    def of(self, start: int) -> list[GroupIds]:
+        """The group ids of a window, in pieces."""
+        return self._gids.get(start, [])
+
+    def due(self, watermark: int) -> GroupIds:
+        """Group ids of the windows that the watermark completes, in time order; each window once."""
+        found: list[GroupIds] = []
+        while self._to_fire and self._to_fire[0] + self._reach_us <= watermark:
+            start = heapq.heappop(self._to_fire)
+            heapq.heappush(self._to_forget, start)
+            found += self._gids[start]
+        return np.concatenate(found) if found else NO_GROUP_IDS
+
+    def firing(self, watermark: int) -> list[int]:
+        """Starts of the windows that are ``due``, in time order."""
+        return sorted(start for start in self._to_fire if start + self._reach_us <= watermark)
+
+    def ending(self, watermark: int) -> list[int]:
+        """Starts of the windows that can be forgotten once those that are due have come out, in time order."""
+        reach = self._reach_us + self._lateness_us
+        return sorted(start for start in (*self._to_fire, *self._to_forget) if start + reach <= watermark)
+
+    def keep(self, gids: GroupIds) -> None:
+        """Only these group ids are left, which become 0, 1, 2 ...; windows stay that have none now."""
+        last = max((int(part[-1]) for parts in self._gids.values() for part in parts if len(part)), default=-1)
+        renumbered = np.full(max(last, int(gids.max(initial=-1))) + 1, -1, np.int32)
+        renumbered[gids] = np.arange(len(gids), dtype=np.int32)
+        for start, parts in self._gids.items():
+            moved = renumbered[np.concatenate(parts) if parts else NO_GROUP_IDS]  # ascending, as group ids come
+            self._gids[start] = [moved[moved >= 0]]
+        self._live, self._dead = len(gids), 0
+
+    def forget(self, watermark: int) -> GroupIds:
+        """Forget fired windows that take no more rows; their group ids are dead: no row may find them again.
+
+        At the end of time that is only true of group ids that are swept out: by the clock, windows may come again.
+        """
+        self._ended = watermark == MAX_WATERMARK
+        reach = self._reach_us + self._lateness_us
+        parts: list[GroupIds] = []
+        while self._to_forget and self._to_forget[0] + reach <= watermark:
+            parts += self._gids.pop(heapq.heappop(self._to_forget))
+        gone = np.concatenate(parts) if parts else NO_GROUP_IDS
+        self._live -= len(gone)
+        self._dead += len(gone)
+        return gone
+
+    @property
+    def wasteful(self) -> bool:
+        """True if the dead group ids should be swept out."""
+        return self._dead > (0 if self._ended else max(_DEAD_ROWS, self._live))
+
+    def live_parts(self) -> list[GroupIds]:
+        """The live group ids, in pieces that never change."""
+        return [part for parts in self._gids.values() for part in parts]
+
+
+def join_gids(parts: Iterable[GroupIds]) -> GroupIds:
+    """All group ids of the pieces, ascending."""
+    pieces = list(parts)
+    return np.sort(np.concatenate(pieces)) if pieces else NO_GROUP_IDS
+
 
 V = TypeVar("V", bound=Columns)
 T = TypeVar("T")
@@ -30,24 +155,22 @@ or a mask."""
 Parts: TypeAlias = Iterator[tuple[KeyedTable[V], GroupIds]]
 """Tables, and some of the rows of each."""
 
-PORTION_ROWS = 1 << 14
+PART_ROWS = 1 << 14
 """Rows that are brought into memory at once."""
 _FIRED, _PENDING = 0, 1
 """Side columns of the table."""
-NO_GROUP_IDS: GroupIds = np.empty(0, np.int32)
-_NONE: Times = np.empty(0, np.int64)
+_NO_TIMES: Times = np.empty(0, np.int64)
 
 
-class Portions(Generic[T]):
+class Pieces(Generic[T]):
     """The output of a table, in pieces of a bounded size: of the rows in memory first, then of all others.
 
     Args:
         read: makes a piece of some rows in memory.
-        rows: in memory.
         later: the pieces of others.
 
-    >>> portions = Portions(lambda rows: rows.tolist(), np.arange(3), iter([[7, 8]]))
-    >>> [portions.take(2) for _ in range(4)], portions.pending
+    >>> pieces = Pieces(lambda rows: rows.tolist(), np.arange(3), iter([[7, 8]]))
+    >>> [pieces.take(2) for _ in range(4)], pieces.pending
     ([[0, 1], [2], [7, 8], None], False)
     """
 
@@ -78,7 +201,7 @@ class Portions(Generic[T]):
             self._later = None
         return piece
 
-    def extend(self, other: Portions[T]) -> None:
+    def extend(self, other: Pieces[T]) -> None:
         """Others come out, too, in memory and elsewhere behind these."""
         self.rows = np.concatenate([self.rows, other.rows])
         if other._later is not None:
@@ -111,10 +234,8 @@ class TimedTable(Generic[V, T]):
 
     Args:
         key_types: types of the index columns, the time before the keys.
-        layout: what is kept of each row.
         timing: when they come out.
         read: what comes out of some rows of a table; it may change them.
-        owned: key groups of the subtask.
         room: where rows lie that do not fit in memory; ``None``: all of them do.
         opened: called with each time that is new.
     """
@@ -148,7 +269,7 @@ class TimedTable(Generic[V, T]):
     @property
     def pending(self) -> Times:
         """Number of rows that came and have not come out, by group id; empty where they are not counted."""
-        return self.table.side(_PENDING) if self._timing.counts else _NONE
+        return self.table.side(_PENDING) if self._timing.counts else _NO_TIMES
 
     @property
     def next_instant(self) -> int | None:
@@ -191,7 +312,7 @@ class TimedTable(Generic[V, T]):
 
     # -- what comes out
 
-    def due(self, watermark: int) -> Portions[T]:
+    def due(self, watermark: int) -> Pieces[T]:
         """The output at a watermark: each row once, and those in memory in the order of time."""
         later = self._due_elsewhere(watermark)
         gids = self._buckets.due(watermark)
@@ -202,7 +323,7 @@ class TimedTable(Generic[V, T]):
             gids = gids[self.pending[gids] > 0]
         return self._come_out(gids, later)
 
-    def changed(self, passed: Passed, most: int) -> Portions[T]:
+    def changed(self, passed: Passed, most: int) -> Pieces[T]:
         """The early output: rows that have changed since they came out, and are not due.
 
         Those outside of memory come in pieces that may be left for another call.
@@ -217,11 +338,11 @@ class TimedTable(Generic[V, T]):
         gids = gids[np.argsort(self.times(gids), kind="stable")][:most]
         return self._come_out(gids, None if self._spill is None else self._changed_elsewhere(self._spill, passed))
 
-    def _come_out(self, gids: GroupIds, later: Iterator[T] | None) -> Portions[T]:
+    def _come_out(self, gids: GroupIds, later: Iterator[T] | None) -> Pieces[T]:
         if self._timing.counts:
             self.table.touch(gids)
             self.pending[gids] = 0
-        return Portions(lambda rows: self._read(self.table, rows), gids, later)
+        return Pieces(lambda rows: self._read(self.table, rows), gids, later)
 
     def keys(self, gids: GroupIds) -> list[pa.Array]:
         """The key columns of some group ids."""
@@ -262,7 +383,7 @@ class TimedTable(Generic[V, T]):
 
     def _stored(self, frozen: FrozenSpilledRows, time: int, groups: range) -> Parts[V]:
         """The stored rows of a time in some key groups, and which of them are not in memory."""
-        for chunk in frozen.beginning(np.int64(time).tobytes(), groups, PORTION_ROWS):
+        for chunk in frozen.beginning(np.int64(time).tobytes(), groups, PART_ROWS):
             page = self.table.page(chunk.keys, chunk.values)
             yield page, np.flatnonzero(self.table.index.find(chunk.keys) < 0).astype(np.int32)
 
@@ -286,7 +407,7 @@ class TimedTable(Generic[V, T]):
     def _changed_elsewhere(self, spill: Spill[KeyedTable[V]], passed: Passed) -> Iterator[T]:
         before, self._round = self._round, self._round + 1  # what is put back now is for the next round
         while self._waiting is not None and self._waiting.due(before):
-            yield self._page_changed(spill, self._waiting.take(before, PORTION_ROWS), passed)
+            yield self._page_changed(spill, self._waiting.take(before, PART_ROWS), passed)
 
     def _page_changed(self, spill: Spill[KeyedTable[V]], keys: list[pa.Array], passed: Passed) -> T:
         """The early output of the rows with these keys, those in memory left out."""
@@ -362,12 +483,7 @@ class TimedTable(Generic[V, T]):
 
 
 class FrozenTimedTable(Generic[V]):
-    """The rows of a ``TimedTable`` at one instant.
-
-    Args:
-        table: all rows.
-        live: the group ids of those that are not forgotten, in pieces.
-    """
+    """The rows of a ``TimedTable`` at one instant."""
 
     def __init__(self, table: KeyedTable[V], live: list[GroupIds]) -> None:
         self.table, self._live = table, live

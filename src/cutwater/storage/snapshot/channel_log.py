@@ -7,9 +7,9 @@ the rows, one batch after the other; the items stand in the metadata of the sche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from cutwater.data.decoding import prepare
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import CorruptSnapshotError
+from cutwater.state.segments import pieces
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_batch
 from cutwater.storage.store.base import Readable
@@ -61,11 +62,7 @@ class ChannelLog:
 
     Attributes:
         step: the receiving step (side "receiver") or the sending one.
-        subtask: of that step.
-        name: of the edge.
         channel: edge, sending subtask, receiving subtask.
-        first_row: number of the first row.
-        items: in the order in which they were sent.
     """
 
     step: str
@@ -77,27 +74,19 @@ class ChannelLog:
     items: list[LogItem]
 
     @property
+    def described(self) -> dict[str, Any]:
+        """The fields of an entry, or of a file, that say whose it is."""
+        return {name: getattr(self, name) for name in ("step", "subtask", "name", "channel", "side")}
+
+    @property
     def rows(self) -> int:
         return sum(i.batch.num_rows for i in self.items if i.batch is not None)
 
 
 def add_log(writer: SnapshotWriter, log: ChannelLog) -> list[Entry]:
-    """Write a log; nothing if it holds no rows (a watermark alone is known from the sender's record).
-
-    Raises:
-        StorageError: the store fails; the writer can only be aborted.
-    """
+    """Write a log; nothing if it holds no rows (a watermark alone is known from the sender's record)."""
     return [
-        writer.add_batch(
-            batch,
-            step=log.step,
-            subtask=log.subtask,
-            name=log.name,
-            kind=CHANNEL_KIND,
-            channel=log.channel,
-            side=log.side,
-            first_row=first_row,
-        )
+        writer.add_batch(batch, kind=CHANNEL_KIND, first_row=first_row, **log.described)
         for batch, first_row in log_batches(log)
     ]
 
@@ -105,7 +94,7 @@ def add_log(writer: SnapshotWriter, log: ChannelLog) -> list[Entry]:
 def log_batches(log: ChannelLog) -> Iterator[tuple[pa.RecordBatch, int]]:
     """A log as batches of a bounded size, each with the number of its first row; the items are in their metadata."""
     first_row = log.first_row
-    for items in _portions(log.items):
+    for items in pieces(log.items, lambda i: 0 if i.batch is None else i.batch.nbytes, _SEGMENT_BYTES):
         batches = [i.batch for i in items if i.batch is not None]
         if not batches:
             continue  # behind the last rows
@@ -144,17 +133,3 @@ def _listed(item: LogItem) -> _Listed | list[int | bool]:
     if item.late_before == MIN_WATERMARK:
         return [rows, item.watermark, item.idle]
     return _Listed(rows, item.watermark, item.idle, item.late_before)
-
-
-def _portions(items: Iterable[LogItem]) -> Iterator[list[LogItem]]:
-    """The items in portions of a bounded size."""
-    portion: list[LogItem] = []
-    size = 0
-    for item in items:
-        portion.append(item)
-        size += item.batch.nbytes if item.batch is not None else 0
-        if size >= _SEGMENT_BYTES:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion

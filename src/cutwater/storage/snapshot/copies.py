@@ -55,11 +55,7 @@ class _Held:
 
 
 class Shelf(abc.ABC):
-    """Files by the path that they have in the job's folder.  Used by several threads.
-
-    Args:
-        capacity_bytes: of all files together, those that are coming included.
-    """
+    """Files by the path that they have in the job's folder.  Used by several threads."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -182,12 +178,9 @@ class MemoryShelf(Shelf):
         self._memory: dict[str, mmap] = {}
 
     def _begin(self, file: str) -> ShelfWriter:
-        length = self._held_length(file)
-        return _MemoryCopy(self, file, mmap(-1, max(1, length)), length)
-
-    def _held_length(self, file: str) -> int:
         with self._lock:
-            return self._held[file].length if file in self._held else 0
+            length = self._held[file].length if file in self._held else 0
+        return _MemoryCopy(self, file, mmap(-1, max(1, length)), length)
 
     def finished(self, file: str, memory: mmap) -> None:
         """A copy is whole."""
@@ -206,7 +199,6 @@ class MemoryShelf(Shelf):
         self._memory.pop(file, None)  # whoever reads it just now keeps it alive
 
     def close(self) -> None:
-        """See ``Shelf.close``."""
         with self._lock:
             self._held.clear()
             self._memory.clear()
@@ -237,8 +229,6 @@ class FolderShelf(Shelf):
 
     Args:
         directory: the user's; copies lie in a private folder below.
-        job_uid: of the job: others inherit nothing.
-        capacity_bytes: of all files together.
 
     Raises:
         StorageError: the directory is somebody else's.
@@ -273,7 +263,6 @@ class FolderShelf(Shelf):
             self._drop(file)
 
     def read(self, file: str, offset: int, length: int) -> bytes | memoryview:
-        """See ``Shelf.read``."""
         try:
             with open(self._path(file), "rb") as copy:
                 copy.seek(offset)
@@ -292,7 +281,6 @@ class FolderShelf(Shelf):
             os.unlink(self._path(file))
 
     def close(self) -> None:
-        """See ``Shelf.close``."""
         if not self._closed:
             self._closed = True
             self._private.remove()

@@ -30,12 +30,10 @@ _OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class DataFile:
-    """A file that comes into being with its first byte.
+    """A file of a job's folder that comes into being with its first byte.
 
-    Args:
-        store: where to.
-        job: folder of the job in the store.
-        path: of the file, relative to that folder.
+    Raises:
+        StorageError: of all methods: the store fails; the file can only be aborted.
     """
 
     def __init__(self, store: Store, job: str, path: str) -> None:
@@ -47,11 +45,7 @@ class DataFile:
         """Bytes appended so far."""
 
     def append(self, batch: pa.RecordBatch, described: dict[str, Any]) -> Entry:
-        """Write a segment; its entry, whose other fields are ``described``.
-
-        Raises:
-            StorageError: the store fails; the file can only be aborted.
-        """
+        """Write a segment; its entry, whose other fields are ``described``."""
         if self._file is None:
             self._file = self._store.write(self._full)
         length, digest = encode(batch, self._file, self._store.seal.hasher("segment"), _BLOCK_BYTES)
@@ -60,11 +54,7 @@ class DataFile:
         return entry
 
     def sync(self) -> bool:
-        """Make durable what was appended, if anything was since the last time; more may follow.
-
-        Raises:
-            StorageError: the store fails; the file can only be aborted.
-        """
+        """Make durable what was appended, if anything was since the last time; more may follow."""
         if self._file is None or self._durable == self.length:
             return False
         self._store.sync(self._file)
@@ -72,11 +62,7 @@ class DataFile:
         return True
 
     def close(self) -> None:
-        """Make durable what was appended; nothing follows.
-
-        Raises:
-            StorageError: the store fails.
-        """
+        """Make durable what was appended; nothing follows."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -180,12 +166,12 @@ class _HashingFile:
 
     def __init__(self, file: BinaryIO, hasher: Hasher) -> None:
         self._file = file
-        self._digest = hasher
+        self.digest = hasher
         self.length = 0
 
     def write(self, data: Any) -> int:
         self._file.write(data)
-        self._digest.update(data)
+        self.digest.update(data)
         self.length += len(data)
         return len(data)
 
@@ -198,9 +184,6 @@ class _HashingFile:
     def close(self) -> None:
         """Arrow asks for it; the file goes on with the next segment."""
 
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
 
 def encode(batch: pa.RecordBatch, file: BinaryIO, hasher: Hasher, multiple: int = 1) -> tuple[int, str]:
     """Append a batch as an Arrow IPC stream, and zeros up to a multiple of some length.
@@ -212,4 +195,4 @@ def encode(batch: pa.RecordBatch, file: BinaryIO, hasher: Hasher, multiple: int 
     with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema, options=_OPTIONS) as stream:
         stream.write_batch(batch)
     sink.write(bytes(-sink.length % multiple))
-    return sink.length, sink.hexdigest()
+    return sink.length, sink.digest.hexdigest()

@@ -1,8 +1,8 @@
 """Bounds on what a snapshot may say, checked before anything is allocated, opened or inflated by its word.
 
 Whoever may write into a checkpoint directory can write anything there, and a digest without a key is made in no time.
-So what comes from there is an error of ours at worst: no path out of the folder, no memory beyond a limit, no pointer
-out of its buffer.
+So what comes from there is a ``CorruptSnapshotError`` at worst: no path out of the folder, no memory beyond a limit, no
+pointer out of its buffer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ _BATCH_OF_DICTIONARY, _COMPRESSION = 1, 3
 def check_name(name: str, what: str) -> str:
     """The name back, if it can be that of a file or folder of ours.
 
-    Raises:
-        CorruptSnapshotError: it leads elsewhere, or is hidden.
-
     >>> check_name("a3f0", "the uid")
     'a3f0'
     >>> check_name("../x", "the uid")
@@ -52,11 +49,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_time(time_ms: int, what: str) -> None:
-    """Refuse a wall clock time before 1970 or after the year 9999.
-
-    Raises:
-        CorruptSnapshotError: it is.
-    """
+    """Refuse a wall clock time before 1970 or after the year 9999."""
     if not 0 <= time_ms <= _TIME_MS_MAX:
         raise CorruptSnapshotError(f"{what} is of no time: {time_ms} ms since the epoch")
 
@@ -65,11 +58,7 @@ def check_manifest(manifest: Manifest, where: str, *, savepoint: bool) -> None:
     """Refuse a manifest that names files which none names, or subtasks and times that cannot be.
 
     Args:
-        where: its path, for messages.
         savepoint: its files lie in folders of steps; else they are data files of checkpoints.
-
-    Raises:
-        CorruptSnapshotError: with what is wrong.
     """
     for name in ("triggered_ms", "completed_ms"):
         check_time(getattr(manifest, name), f"{where}: {name}")
@@ -86,11 +75,7 @@ def check_manifest(manifest: Manifest, where: str, *, savepoint: bool) -> None:
 
 
 def check_entry(entry: Entry, where: str) -> None:
-    """Refuse an entry whose numbers cannot be.
-
-    Raises:
-        CorruptSnapshotError: with what is wrong.
-    """
+    """Refuse an entry whose numbers cannot be."""
     if not 0 <= entry.length <= SEGMENT_BYTES_MAX or not 0 <= entry.rows <= _ROWS_MAX or entry.offset < 0:
         raise CorruptSnapshotError(
             f"{where} tells of a segment of {entry.length} bytes and {entry.rows} rows at {entry.offset}, "
@@ -113,13 +98,7 @@ def decoded(data: Any, schema: bytes | None, where: str, step: str, *, trusted: 
     offsets that lead out of their buffers would be followed.
 
     Args:
-        data: the bytes.
-        schema: as an Arrow IPC message.
-        where, step: for messages.
         trusted: its seal was compared: it is as Arrow wrote it.
-
-    Raises:
-        CorruptSnapshotError: it is no such batch.
     """
     try:
         buffer = pa.py_buffer(data)
@@ -137,11 +116,7 @@ def decoded(data: Any, schema: bytes | None, where: str, step: str, *, trusted: 
 
 
 def checked_stream(buffer: pa.Buffer, where: str, *, trusted: bool) -> pa.RecordBatchReader:
-    """The batches of an Arrow stream; of one that is not trusted each is looked at as ``decoded`` does.
-
-    Raises:
-        CorruptSnapshotError: it is no such stream; of a batch when it is its turn.
-    """
+    """The batches of an Arrow stream; of one that is not trusted each is looked at as ``decoded`` does."""
     try:
         if trusted:
             return pa.ipc.open_stream(buffer)

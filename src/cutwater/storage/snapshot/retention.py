@@ -1,12 +1,203 @@
-"""Retention of checkpoints: some are kept, the others removed."""
+"""Checkpoints that count: publishing one, and removing what none of those that are kept needs.
+
+An incremental checkpoint names files of older ones, and one that comes soon after another writes into the same file
+(``data_file.Continued``).  The manifests alone say which: a file in the shared folder is needed while a retained
+manifest names it, so a crash at any moment leaves files too many, never too few, and the next ``collect`` finds them.
+
+One checkpoint may be under way that builds on one which has just been retired: a worker froze before it heard of the
+newer one.  So a file stays for one collection longer than it is named, however many checkpoints complete between two
+collections, and ``check`` refuses a manifest that names a file which is gone all the same.
+
+Nobody knows what a retained checkpoint names whose manifest is lost or damaged.  Nothing can be restored from it, and
+it is no reason to stop: as long as it is retained, every file stays that it may name, which is all that were written
+for it or for an older one.
+"""
 
 from __future__ import annotations
 
-from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.snapshot.shared_files import SharedFiles
+from collections.abc import Iterable
+
+from cutwater.errors import CorruptSnapshotError, FencedError, FormatVersionError, InvariantError, StorageError
+from cutwater.storage.job_log import JobLog
+from cutwater.storage.log_entries import CheckpointCompleted
+from cutwater.storage.snapshot.manifest import Entry, Manifest
+from cutwater.storage.snapshot.segment_files import dumps_manifest, load_manifest
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.paths import LOG_FOLDER, attempt_of, checkpoint_folder, checkpoint_id_of, log_seq_of
+from cutwater.storage.store.paths import (
+    LOG_FOLDER,
+    SHARED_FOLDER,
+    attempt_of,
+    checkpoint_folder,
+    checkpoint_id_of,
+    log_seq_of,
+    manifest_path,
+    writer_of_shared,
+)
+
+ATTACHED_BYTES = 1 << 16
+"""A larger manifest gets a file of its own: the log keeps entries for longer than checkpoints are kept."""
+
+
+def publish(store: Store, log: JobLog, manifest: Manifest, *, kind: str = "checkpoint") -> CheckpointCompleted:
+    """Take the next log number, with the manifest.  Only after it returns may sinks commit.
+
+    Costs two syncs on a ``LocalStore``, of log file and log folder, and one read; three more if the manifest is large:
+    its file, its folder, the job's folder (at first touch of ``chk-<n>``).
+
+    Raises:
+        FencedError: a newer attempt owns the job: stop, commit nothing.
+        StorageError: the checkpoint does not count.  With ``log.in_doubt`` it may count for the next attempt: this one
+            must end, and its files must stay.
+    """
+    if manifest.attempt != log.attempt:
+        raise FencedError(
+            f"checkpoint {manifest.checkpoint_id} is of attempt {manifest.attempt}, the driver is at {log.attempt}"
+        )
+    if manifest.uid != log.state.uid:
+        raise InvariantError(
+            f"checkpoint {manifest.checkpoint_id} of job uid {manifest.uid!r} was to be published in the log of "
+            f"{log.state.uid!r}"
+        )
+    data, digest = dumps_manifest(manifest, store.seal)
+    completed = CheckpointCompleted(
+        checkpoint_id=manifest.checkpoint_id,
+        attempt=manifest.attempt,
+        digest=digest,
+        path=manifest_path(manifest.checkpoint_id, manifest.attempt),
+        time_ms=manifest.completed_ms,
+        kind=kind,
+    )
+    if len(data) <= ATTACHED_BYTES:
+        return log.append(completed, data).completed[0]
+    full = f"{log.job}/{completed.path}"
+    # An earlier try of the same publish may have come this far.
+    if not store.create(full, data) and store.read(full) != data:
+        raise StorageError(f"{full} exists already with another content: no path is ever written twice")
+    return log.append(completed).completed[0]
+
+
+def shared_files(entries: Iterable[Entry]) -> frozenset[str]:
+    """The shared files among those that entries lie in, relative to the job's folder."""
+    return frozenset(e.file for e in entries if writer_of_shared(e.file) is not None)
+
+
+def older_entries(manifest: Manifest) -> list[Entry]:
+    """Entries of a checkpoint that an older one wrote."""
+    return [
+        e
+        for e in manifest.entries
+        if (writer := writer_of_shared(e.file)) and (e.written or writer[0]) != manifest.checkpoint_id
+    ]
+
+
+def list_shared(store: Store, job: str) -> list[tuple[str, tuple[int, int]]]:
+    """Shared files of a job on disk, with checkpoint and attempt that each was written for."""
+    files = [f"{SHARED_FOLDER}/{name}" for name in store.names(f"{job}/{SHARED_FOLDER}")]
+    return [(file, writer) for file in files if (writer := writer_of_shared(file)) is not None]
+
+
+class SharedFiles:
+    """The shared files of one job, for the driver of one attempt."""
+
+    def __init__(self, store: Store, log: JobLog) -> None:
+        self._store = store
+        self._log = log
+        self._named: dict[CheckpointCompleted, frozenset[str]] = {}
+        """By retained checkpoint."""
+        self._kept: frozenset[str] = frozenset()
+        """Files that the last collection left."""
+        self._leaving: set[str] = set()
+        """Named by those that were retired since then."""
+        self._unreadable: set[CheckpointCompleted] = set()
+        """Retained checkpoints whose manifests are lost or damaged."""
+        self._warnings: list[str] = []
+        """Not told yet."""
+
+    def check(self, manifest: Manifest) -> None:
+        """Before a manifest is published: the files of older checkpoints that it names are there, and stay.
+
+        Raises:
+            StorageError: one may be gone; the checkpoint must not count.
+        """
+        older = {f for f in shared_files(manifest.entries) if _checkpoint_of(f) != manifest.checkpoint_id}
+        try:  # in any case: one that this checkpoint retires would not be read, nor told if it is damaged
+            self._read_manifests()
+        except StorageError:
+            if older:
+                raise
+        if not older:
+            return
+        lost = older - self._kept.union(self._leaving, *self._named.values())
+        if lost and self._unreadable:  # it may be that one's, and stays with it
+            lost -= {file for file, writer in list_shared(self._store, self._log.job) if self._may_be_named(writer)}
+        if lost:
+            raise StorageError(
+                f"checkpoint {manifest.checkpoint_id} builds on {min(lost)}, which no retained checkpoint names",
+                hint="The next checkpoint does not; raise num_retained if this happens often.",
+            )
+
+    def collect(self, *, ended: bool = False) -> list[str]:
+        """Remove files that no retained checkpoint names, with ``ended`` at once; returns warnings.
+
+        Files written for ids above the newest completed one, or by a newer attempt, are left alone.
+        """
+        newest = self._log.state.newest_id
+        try:
+            self._read_manifests()
+            kept = frozenset[str]().union(set() if ended else self._leaving, *self._named.values())
+            doomed = [
+                file
+                for file, (checkpoint_id, attempt) in list_shared(self._store, self._log.job)
+                if checkpoint_id < newest and attempt <= self._log.attempt and file not in kept
+                if not self._may_be_named((checkpoint_id, attempt))
+            ]
+        except StorageError as error:
+            return [f"shared files stay for now: {error}"] if self._has_files() else []
+        self._kept, self._leaving = kept, set()
+        warnings, self._warnings = self._warnings, []
+        for file in doomed:
+            try:
+                self._store.delete(f"{self._log.job}/{file}")
+            except StorageError as error:
+                warnings.append(f"{file} stays for now: {error}")
+        return warnings
+
+    def _read_manifests(self) -> None:
+        completed = self._log.state.completed
+        for gone in self._named.keys() - set(completed):
+            self._leaving |= self._named.pop(gone)
+        self._unreadable.intersection_update(completed)
+        for each in completed:
+            if each not in self._named and each not in self._unreadable:
+                try:
+                    self._named[each] = shared_files(load_manifest(self._store, self._log.job, each).entries)
+                except (CorruptSnapshotError, FormatVersionError) as error:
+                    self._unreadable.add(each)
+                    self._warnings.append(
+                        f"checkpoint {each.checkpoint_id} cannot be restored any more and no longer counts as "
+                        f"retained: {error.message}. The job goes on; files that it may need stay until newer ones "
+                        "have replaced it"
+                    )
+
+    def _may_be_named(self, writer: tuple[int, int]) -> bool:
+        """True if a manifest that nobody can read may name what was written for this checkpoint, by this attempt."""
+        return any(writer[0] <= each.checkpoint_id for each in self._unreadable)
+
+    def published(self, completed: CheckpointCompleted, manifest: Manifest) -> None:
+        """A checkpoint was published: what it names need not be read again."""
+        self._named[completed] = shared_files(manifest.entries)
+
+    def _has_files(self) -> bool:
+        try:
+            return bool(list_shared(self._store, self._log.job))
+        except StorageError:
+            return True
+
+
+def _checkpoint_of(file: str) -> int | None:
+    """Checkpoint that a file was written for; who survived a restart of others writes under an older attempt (R2)."""
+    writer = writer_of_shared(file)
+    return writer[0] if writer is not None else None
 
 
 class Retention:

@@ -10,9 +10,9 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, SealError, StorageError
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
-from cutwater.storage.log.entries import CheckpointCompleted, attached_to
+from cutwater.storage.log_entries import CheckpointCompleted, attached_to
 from cutwater.storage.snapshot.data_file import DataFile, encode
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, check_manifest, decoded
 from cutwater.storage.snapshot.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
@@ -36,13 +36,13 @@ class SnapshotWriter:
     attempt and incarnation, so nobody mistakes it for data, and retention removes it.
 
     Args:
-        store: where to.
-        job: folder of the job in the store.
-        checkpoint_id: of the checkpoint.
         attempt: of the job; with ``incarnation`` it names the file, so that no path is ever written twice.
         incarnation: unique among all writers of the attempt and checkpoint.
         inline_threshold_bytes: segments below this encoded size travel inside their entry.
         continued: the shared file to go on with, if not a new one.
+
+    Raises:
+        StorageError: of all methods: the store fails; the writer can only be aborted.
     """
 
     def __init__(
@@ -77,14 +77,9 @@ class SnapshotWriter:
         """Write segments, in order; their entries may be acknowledged only after ``close`` (A6).
 
         Args:
-            step, subtask: whose they are.
-            segments: what to write.
             shared: later checkpoints may refer to them.
             extends: of these, what builds upon segments of older checkpoints: it never lies in a file with them, or
                 the loss of that file would take the older checkpoints, too.
-
-        Raises:
-            StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
         file = self._own if not shared else self._shared if extends else self._continued or self._shared
@@ -105,11 +100,7 @@ class SnapshotWriter:
         return entries
 
     def add_batch(self, batch: pa.RecordBatch, **described: Any) -> Entry:
-        """Write one batch; ``described`` are the fields of its entry that say what it is.
-
-        Raises:
-            StorageError: the store fails; the writer can only be aborted.
-        """
+        """Write one batch; ``described`` are the fields of its entry that say what it is."""
         self._check_open(described.get("step"))
         return self._add(batch, self._own, **described)
 
@@ -140,9 +131,6 @@ class SnapshotWriter:
 
         Args:
             go_on: leave open, and return, the file with which a later checkpoint may go on, if there is one.
-
-        Raises:
-            StorageError: the store fails; the writer can only be aborted.
         """
         self._closed = True
         self._own.close()
@@ -187,11 +175,7 @@ def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview
 
 
 def _compare(seal: Seal, kind: Kind, data: Any, digest: str, what: str, step: str | None = None) -> None:
-    try:
-        problem = seal.problem(kind, data, digest)
-    except SealError as error:
-        raise SealError(f"{what}: {error.message}", hint=error.hint, step=step) from error
-    if problem:
+    if problem := seal.problem(kind, data, digest, what, step):
         raise CorruptSnapshotError(f"{what} is damaged: {problem} over {len(data)} bytes", step=step)
 
 
@@ -199,14 +183,10 @@ def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
     """The segment of an entry; its bytes are compared with length and digest before they are decoded.
 
     The batch refers to the bytes read, it is not copied; the rows of a unsorted segment are, sorted by key group.
-
-    Raises:
-        CorruptSnapshotError: names file and offset, and what was expected.
-        FormatVersionError: the entry's format is not known here.
     """
     batch = read_batch(store, job, entry)
     if entry.ungrouped is not None:
-        from cutwater.state.index.grouping import in_groups  # compiled code, which the driver does without
+        from cutwater.state.table.keyed_segments import in_groups  # compiled code, which the driver does without
 
         try:
             batch = in_groups(batch, *entry.ungrouped)
@@ -231,20 +211,25 @@ def read_batch(store: Readable, job: str, entry: Entry) -> pa.RecordBatch:
 
 
 def dumps_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, str]:
-    """Deterministic JSON of a manifest, in the oldest format that can tell it, and its digest or seal.
+    """The JSON of a manifest, in the oldest format that can tell it, and its digest or seal."""
+    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION if seal.keyed else _version_of(manifest))
+    data = encoded(manifest, f"checkpoint {manifest.checkpoint_id}") + b"\n"
+    return data, seal.digest("manifest", data)
+
+
+def encoded(manifest: msgspec.Struct, what: str) -> bytes:
+    """A manifest as JSON, always the same.
 
     Raises:
         DataError: a position, handle or split description is no JSON value.
     """
-    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION if seal.keyed else _version_of(manifest))
     try:
-        data = msgspec.json.encode(manifest, order="deterministic") + b"\n"
+        return msgspec.json.encode(manifest, order="deterministic")
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"checkpoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
+            f"{what}: a position or handle cannot be written as JSON ({error})",
             hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
         ) from error
-    return data, seal.digest("manifest", data)
 
 
 def _version_of(manifest: Manifest) -> int:

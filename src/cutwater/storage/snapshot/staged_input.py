@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
+from cutwater.errors import CorruptSnapshotError, FormatVersionError
 from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.paths import INPUT_FOLDER, input_folder
 from cutwater.storage.store.seal import Seal, is_sealed
@@ -83,12 +83,10 @@ def read_staged(path: str, data: bytes, seal: Seal) -> Staged:
         FormatVersionError: written by a newer release.
     """
     body, _, said = data.partition(b"\n")
+    if (said or seal.refuses_unsealed) and seal.problem("input", body, said.decode("ascii", errors="replace"), path):
+        raise CorruptSnapshotError(f"{path} is damaged, or was changed by somebody without the job's key")
     try:
-        if (said or seal.refuses_unsealed) and seal.problem("input", body, said.decode("ascii", errors="replace")):
-            raise CorruptSnapshotError(f"{path} is damaged, or was changed by somebody without the job's key")
         staged = msgspec.json.decode(body, type=Staged)
-    except SealError as error:
-        raise SealError(f"{path}: {error.message}", hint=error.hint) from error
     except msgspec.MsgspecError as error:
         raise CorruptSnapshotError(f"{path} is damaged: {error}") from error
     if staged.format not in (1, 2):

@@ -32,6 +32,9 @@ class Store(Protocol):
 
     ``atomic_create`` must be true for exactly-once: the job log is a fence only where of two creators of one path
     exactly one succeeds, and nobody ever sees a part of the content.
+
+    Raises:
+        StorageError: of all methods: the place cannot be read or written (full, read-only, gone).
     """
 
     atomic_create: bool
@@ -56,11 +59,7 @@ class Store(Protocol):
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Make ``path`` with this content, durably and all at once; ``False`` if it exists already (it is left alone).
-
-        Raises:
-            StorageError: the place cannot be written (full, read-only, gone).
-        """
+        """Make ``path`` with this content, durably and all at once; ``False`` if it exists already."""
         ...
 
     def overwrite(self, path: str, data: bytes) -> None:
@@ -68,9 +67,6 @@ class Store(Protocol):
 
         Not durable, and who reads meanwhile may find parts of both: for what processes tell each other, and nothing
         else.
-
-        Raises:
-            StorageError: the place cannot be written.
         """
         ...
 
@@ -116,11 +112,7 @@ class Store(Protocol):
         ...
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, durably; it may be there.  It stays until it is deleted, whatever comes and goes in it.
-
-        Raises:
-            StorageError: it cannot be made.
-        """
+        """Make a folder, durably; it may be there.  It stays until it is deleted, whatever comes and goes in it."""
         ...
 
     def local_folder(self, path: str = "") -> str:

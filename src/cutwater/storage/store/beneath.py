@@ -83,9 +83,6 @@ def opened_folder(root: str, parts: list[str]) -> Generator[int]:
 def open_to_read(name: str, folder: int, shown: str) -> tuple[int, os.stat_result]:
     """A descriptor of a file in a folder, and what it is: never a link, a FIFO, a socket or a device.
 
-    Args:
-        shown: what the file is called in messages.
-
     Raises:
         CorruptSnapshotError: it is one of these.
         OSError: it is not there, or cannot be read.

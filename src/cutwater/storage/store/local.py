@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import io
 import itertools
+import mmap
 import os
 import shutil
 import socket
 import stat
 import time
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import xxhash
@@ -21,8 +24,149 @@ import xxhash
 from cutwater.config import FileAccess
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.store.beneath import check_relative, open_folder, open_to_read, opened_folder
-from cutwater.storage.store.new_file import NewFile, write_all
 from cutwater.storage.store.seal import PLAIN, Seal
+
+_KEPT_BYTES = 1 << 20
+_PIECES_PER_CALL = 1_024  # the system takes no more
+_DIRECT_BYTES = 1 << 25
+"""So much of what is written until a flush goes to the device directly."""
+_STAGE_BYTES = 4 << 20
+"""Bytes that go to the device at once: more than it takes in one call of most checkpoints."""
+_BLOCK_BYTES = 4_096
+"""Alignment of places in a file and in memory where nothing is copied."""
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+_STAGES: list[mmap.mmap] = []
+"""Memory to use again.  It is of the shared kind, of which a fork makes no copies while a device reads it; so a child
+that wrote there, too, would write into its parent's file."""
+_STAGES_KEPT = 2
+os.register_at_fork(after_in_child=_STAGES.clear)
+
+
+class NewFile(io.FileIO):
+    """A file that is not there yet.
+
+    What is written is kept, not copied, until there is much of it: it must not change meanwhile.
+
+    Args:
+        fd: of the file, just made; closed with this object.
+    """
+
+    def __init__(self, path: str, fd: int, errors: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(fd, "wb")
+        self.path = path
+        self.named = False
+        """Its name is durable."""
+        self._errors = errors
+        self._pieces: list[memoryview] = []
+        self._kept_bytes = 0
+        self._begun = False
+        self._direct: _Direct | None = None
+
+    def write(self, b: Any, /) -> int:
+        piece = memoryview(b).cast("B")
+        self._pieces.append(piece)
+        self._kept_bytes += len(piece)
+        if self._kept_bytes >= _KEPT_BYTES:
+            with self._errors():
+                self._hand_over()
+        return len(piece)
+
+    def flush(self) -> None:
+        if self._pieces or self._direct is not None:
+            with self._errors():
+                self._hand_over()
+                self._end_direct()
+        self._begun = False
+
+    def _hand_over(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._direct = _Direct.begin(self.fileno()) if self._kept_bytes >= _KEPT_BYTES else None
+        if self._direct is not None:
+            self._direct.write(self._pieces)
+            if self._direct.length >= _DIRECT_BYTES:
+                self._end_direct()
+        write_all(self.fileno(), self._pieces)
+        self._kept_bytes = 0
+
+    def _end_direct(self) -> None:
+        if self._direct is not None:
+            self._direct.end()
+            self._direct = None
+
+
+class _Direct:
+    """The beginning of what is written until a flush: whole blocks go to the device from memory of our own."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._memory = _STAGES.pop() if _STAGES else mmap.mmap(-1, _STAGE_BYTES)
+        self._stage = memoryview(self._memory)
+        self._filled = 0
+        self.length = 0
+
+    @classmethod
+    def begin(cls, fd: int) -> _Direct | None:
+        """``None`` where the file system does not do that, or a file ends within a block."""
+        if os.lseek(fd, 0, os.SEEK_CUR) % _BLOCK_BYTES:
+            return None
+        return cls(fd) if _O_DIRECT and _switch(fd, on=True) else None
+
+    def write(self, pieces: list[memoryview]) -> None:
+        """Take what fits into the beginning; the rest of the pieces is left."""
+        while pieces and self.length < _DIRECT_BYTES:
+            piece = pieces[0][: _STAGE_BYTES - self._filled]
+            self._stage[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            self.length += len(piece)
+            if len(piece) == len(pieces[0]):
+                del pieces[0]
+            else:
+                pieces[0] = pieces[0][len(piece) :]
+            if self._filled == _STAGE_BYTES:
+                self._pass_on(_STAGE_BYTES)
+
+    def end(self) -> None:
+        """Write the ordinary way from now on, as what is left of a block."""
+        filled, whole = self._filled, self._filled // _BLOCK_BYTES * _BLOCK_BYTES
+        if whole:
+            self._pass_on(whole)
+        _switch(self._fd, on=False)
+        if filled > whole:
+            write_all(self._fd, [self._stage[whole:filled]])
+        if len(_STAGES) < _STAGES_KEPT:
+            _STAGES.append(self._memory)
+
+    def _pass_on(self, size: int) -> None:
+        left = [self._stage[:size]]
+        try:
+            write_all(self._fd, left)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _switch(self._fd, on=False)  # the device has larger blocks
+            write_all(self._fd, left)
+        self._filled = 0
+
+
+def _switch(fd: int, *, on: bool) -> bool:
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)
+    except OSError:
+        return False
+    return True
+
+
+def write_all(fd: int, pieces: list[memoryview]) -> None:
+    """Write and take out all pieces."""
+    while pieces:
+        written = os.writev(fd, pieces[:_PIECES_PER_CALL])
+        while pieces and written >= len(pieces[0]):
+            written -= len(pieces.pop(0))
+        if written:
+            pieces[0] = pieces[0][written:]
+
 
 TEMP_PREFIX = ".cw-tmp-"
 _STALE_S = 24 * 3600.0
@@ -80,11 +224,6 @@ class LocalStore:
     or by the owner's group, too.
 
     Workers make one from the same root; the object pickles as its root, without the key.
-
-    Args:
-        root: the folder.
-        seal: of what lies in it.
-        access: who may read and write what is made here.
     """
 
     def __init__(self, root: str | os.PathLike[str], seal: Seal = PLAIN, access: FileAccess = "owner") -> None:
@@ -93,7 +232,7 @@ class LocalStore:
         self.root = Path(root).absolute()
         self.seal = seal
         self.access: FileAccess = access
-        self._base = str(self.root)  # a path object for each file was a tenth of a checkpoint's time in the driver
+        self._base = str(self.root)  # a path object for each file took a tenth of a checkpoint in the driver
         self.atomic_create = True
         self._temp_tag = temp_tag()
         self._counter = itertools.count()
@@ -106,7 +245,6 @@ class LocalStore:
         return f"LocalStore({self._base!r})"
 
     def sealed(self, seal: Seal) -> LocalStore:
-        """See ``Store.sealed``."""
         if not (seal.keyed or self.seal.keyed):
             return self
         return LocalStore(self._base, seal, self.access)
@@ -142,7 +280,8 @@ class LocalStore:
             ) from error
         with store._errors("open", "."):
             for folder in missing:
-                _sync_folder(str(folder.parent))
+                with opened_folder(str(folder.parent), []) as fd:
+                    os.fsync(fd)
             with opened_folder(store._base, []) as fd:
                 store.atomic_create = store._can_link(fd)
         return store
@@ -181,14 +320,12 @@ class LocalStore:
                 os.close(fd)
 
     def write(self, path: str) -> BinaryIO:
-        """See ``Store.write``."""
         parent, name = _split(path)
         with self._errors("create", path), self._made(parent) as folder:
             fd = self._open_exclusively(name, folder)
             return cast(BinaryIO, NewFile(path, fd, lambda: self._errors("write", path)))
 
     def sync(self, file: BinaryIO) -> None:
-        """See ``Store.sync``."""
         assert isinstance(file, NewFile)
         with self._errors("write", file.path):
             file.flush()
@@ -199,7 +336,6 @@ class LocalStore:
                 file.named = True
 
     def close_durably(self, file: BinaryIO) -> None:
-        """See ``Store.close_durably``."""
         assert isinstance(file, NewFile)
         with self._errors("write", file.path):
             try:
@@ -216,20 +352,16 @@ class LocalStore:
             return False
 
     def local_folder(self, path: str = "") -> str:
-        """See ``Store.local_folder``."""
         return "/".join([self._base.rstrip("/"), *check_relative(path)]) or "/"
 
     def shares_device(self, directory: str) -> bool:
-        """See ``Store.shares_device``."""
         return os.stat(self._base).st_dev == os.stat(directory).st_dev
 
     def make_folder(self, path: str) -> None:
-        """See ``Store.make_folder``."""
         with self._errors("create", path), self._made(check_relative(path)):
             pass
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
-        """See ``Store.read``."""
         parent, name = _split(path)
         with self._errors("read", path):
             with opened_folder(self._base, parent) as folder:
@@ -257,7 +389,6 @@ class LocalStore:
         return sorted(found)
 
     def names(self, folder: str = "") -> list[str]:
-        """See ``Store.names``."""
         with self._errors("list", folder or "."):
             try:
                 with opened_folder(self._base, check_relative(folder)) as fd:
@@ -378,17 +509,14 @@ class LocalStore:
                 try:
                     if path not in self._synced:
                         os.fsync(above)
-                        self._know(path)
+                        if len(self._synced) >= _KNOWN_FOLDERS_LIMIT:
+                            self._synced = set()
+                        self._synced.add(path)
                 finally:
                     os.close(above)
             yield folder
         finally:
             os.close(folder)
-
-    def _know(self, path: str) -> None:
-        if len(self._synced) >= _KNOWN_FOLDERS_LIMIT:
-            self._synced = set()
-        self._synced.add(path)
 
     def _require_root(self, what: str, path: str) -> None:
         if not os.path.isdir(self._base):
@@ -470,11 +598,3 @@ def _pread_all(fd: int, offset: int, length: int) -> bytes | memoryview:
     while read := os.preadv(fd, [data[done:]], offset + done):
         done += read
     return data[:done]
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -42,10 +42,7 @@ class Fault:
 class MemoryStore:
     """Files in a dictionary; implements ``Store``.
 
-    Args:
-        faults: what goes wrong.
-        watch: called before each operation with its kind and path (a scheduler can switch drivers there).
-        seal: of what lies in it.
+    ``watch`` is called before each operation with its kind and path: a scheduler can switch drivers there.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class MemoryStore:
     # -- Store
 
     def create(self, path: str, data: bytes) -> bool:
-        """See ``Store.create``."""
         after = self._begin("create", path)
         made = path not in self.files
         if made:
@@ -94,13 +90,11 @@ class MemoryStore:
         return made
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """See ``Store.overwrite``."""
         after = self._begin("overwrite", path)
         self.files[path] = bytes(data)
         self._end(after, "overwrite", path)
 
     def write(self, path: str) -> BinaryIO:
-        """See ``Store.write``."""
         after = self._begin("open", path)
         if path in self.files:
             raise StorageError(f"{path} exists already: no path is ever written twice")
@@ -110,7 +104,6 @@ class MemoryStore:
         return cast(BinaryIO, _MemoryFile(self, path))
 
     def sync(self, file: BinaryIO) -> None:
-        """See ``Store.sync``."""
         path = file.name
         after = self._begin("sync", path)
         if path in self.unsynced:
@@ -118,7 +111,6 @@ class MemoryStore:
         self._end(after, "sync", path)
 
     def close_durably(self, file: BinaryIO) -> None:
-        """See ``Store.close_durably``."""
         path = file.name
         file.close()
         after = self._begin("close", path)
@@ -126,7 +118,6 @@ class MemoryStore:
         self._end(after, "close", path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """See ``Store.read``."""
         self._end(self._begin("read", path), "read", path)
         if path not in self.files:
             raise CorruptSnapshotError(f"{path} is missing")
@@ -140,18 +131,15 @@ class MemoryStore:
         return part
 
     def list(self, prefix: str = "") -> list[str]:
-        """See ``Store.list``."""
         self._end(self._begin("list", prefix), "list", prefix)
         return sorted(p for p in self.files if not prefix or p.startswith(prefix.rstrip("/") + "/"))
 
     def names(self, folder: str = "") -> list[str]:
-        """See ``Store.names``."""
         self._end(self._begin("names", folder), "names", folder)
         start = folder.rstrip("/") + "/" if folder else ""
         return sorted({p[len(start) :].partition("/")[0] for p in self.files if p.startswith(start)})
 
     def delete(self, path: str) -> None:
-        """See ``Store.delete``."""
         if not path.strip("/"):
             raise StorageError("refused to delete the whole checkpoint directory")
         after = self._begin("delete", path)
@@ -163,7 +151,6 @@ class MemoryStore:
         self._end(after, "delete", path)
 
     def delete_empty(self, folder: str) -> bool:
-        """See ``Store.delete_empty``."""
         if self.names(folder):
             return False
         self.delete(folder)
@@ -178,23 +165,16 @@ class MemoryStore:
         return store
 
     def exists(self, folder: str = "") -> bool:
-        """See ``Store.exists``."""
         return not folder or folder in self._folders or any(p.startswith(f"{folder}/") for p in self.files)
 
     def make_folder(self, path: str) -> None:
-        """See ``Store.make_folder``."""
         self._folders.add(path.strip("/"))
 
     def local_folder(self, path: str = "") -> str:
-        """See ``Store.local_folder``.
-
-        Raises:
-            ConfigError: always.
-        """
+        """See ``Store.local_folder``."""
         raise ConfigError(f"{self.uri}/{path} is no folder of a file system", hint="Choose a directory for it.")
 
     def shares_device(self, directory: str) -> bool:
-        """See ``Store.shares_device``."""
         return False
 
     def sweep(self, prefix: str = "") -> int:

@@ -30,7 +30,6 @@ class StoreOpener(Protocol):
 
         Args:
             uri: absolute, as ``absolute_uri`` gives it.
-            seal: of what lies there.
             access: who may read and write what is made there.
             make: make the place durably, and try out what it can do; else nothing is looked at.
 
@@ -73,11 +72,7 @@ def open_store(uri: str | os.PathLike[str], seal: Seal | None = None, access: Fi
 
 
 def store_at(uri: str | os.PathLike[str], seal: Seal | None = None, access: FileAccess = "owner") -> Store:
-    """A store of which nothing is made or looked at yet; see ``open_store``.
-
-    Raises:
-        ConfigError: no such scheme.
-    """
+    """A store of which nothing is made or looked at yet; see ``open_store``."""
     return _opener(uri)(absolute_uri(uri), environment_seal() if seal is None else seal, access, make=False)
 
 
@@ -85,7 +80,6 @@ def open_existing(uri: str | os.PathLike[str], seal: Seal | None = None) -> Stor
     """A store for reading: nothing is made or tried out, so a folder without write permission will do.
 
     Args:
-        uri: as ``open_store`` takes it.
         seal: of what lies there; ``None``: that of the environment.
 
     Raises:
@@ -153,11 +147,7 @@ def parted(uri: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def require_exactly_once(store: Store) -> None:
-    """Refuse a store that cannot be a fence.
-
-    Raises:
-        ConfigError: the store has no atomic create.
-    """
+    """Refuse a store that cannot be a fence."""
     if not store.atomic_create:
         raise ConfigError(
             f"{store!r} has no atomic create: two drivers could both publish, and rows be committed twice",

@@ -164,7 +164,7 @@ class Seal:
         """True if the key that seals now made it; without a key, if none did."""
         return digest.startswith(f"{_PREFIX}{self._keys[0].id}:") if self._keys else not is_sealed(digest)
 
-    def problem(self, kind: Kind, data: Any, digest: str) -> str:
+    def problem(self, kind: Kind, data: Any, digest: str, what: str = "", step: str | None = None) -> str:
         """The fault of bytes that are to have this digest; empty if there is none.
 
         Of a seal that differs the right one is not told: whoever reads messages could make use of it.
@@ -174,10 +174,12 @@ class Seal:
         """
         try:
             hasher = self._hasher_of(kind, digest)
-        except SealError:
+        except SealError as error:
             if self._accept_unknown:
                 return ""
-            raise
+            if not what:
+                raise
+            raise SealError(f"{what}: {error.message}", hint=error.hint, step=step) from error
         hasher.update(data)
         found = hasher.hexdigest()
         if hmac.compare_digest(found.encode(), digest.encode()):

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
+from cutwater.errors import CorruptSnapshotError, FormatVersionError
 from cutwater.storage.store.paths import entry_at, log_path
 from cutwater.storage.store.seal import Seal, is_sealed
 
@@ -268,12 +268,9 @@ def next_entry(
     """The entry after another one, in the oldest format that can tell it.
 
     Args:
-        known: the one before.
-        event: what happened.
         manifest: of the checkpoint that the event publishes, to lie behind the entry.
         num_retained: completed checkpoints that stay in the state.
         keep: so many entries stay, and those that hold manifests of retained checkpoints.
-        seal: of the job.
     """
     seq, base, previous = (known.entry.seq + 1, known.entry.base, known.digest) if known else (1, 1, "")
     if manifest and isinstance(event, CheckpointCompleted):
@@ -304,11 +301,7 @@ def parse_entry(path: str, seq: int, data: bytes, seal: Seal) -> StoredEntry:
     """
     body, _, tail = data.partition(b"\n")
     digest = tail.partition(b"\n")[0].decode("ascii", errors="replace") if b"\n" in tail else ""
-    try:
-        differs = not digest or seal.problem("log", body, digest)
-    except SealError as error:
-        raise SealError(f"log entry {path}: {error.message}", hint=error.hint) from error
-    if differs:
+    if not digest or seal.problem("log", body, digest, f"log entry {path}"):
         raise CorruptSnapshotError(
             f"log entry {path} is damaged: its content differs from its digest", hint=DAMAGED_HINT
         )

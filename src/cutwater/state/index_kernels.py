@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.state.hashing import GAMMA, hash_span, hash_word, mix
-from cutwater.state.kernels import kernel, load_u64, prefetch
+from cutwater.state.kernels import GAMMA, hash_span, hash_word, kernel, load_u64, mix, prefetch
 
 _NONE = np.uint64(0)
 _ONE = np.uint64(1)

@@ -2,24 +2,28 @@
 
 Group ids are numbered 0, 1, 2 ... in the order in which keys first come, and values live in arrays by group id.  What
 an index stores of its keys is append-only: a ``frozen`` view of the first n group ids stays as it is while the index
-goes on, at no cost.  Rows must have been checked: no NaN in a key, and no null; ``nullable_index`` takes nulls.
+goes on, at no cost.  Rows must have been checked: no NaN in a key, and no null; ``NullableIndex`` takes nulls.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from decimal import Decimal
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
-from cutwater.data.words import Words, bytes_view, from_words, to_words
+from cutwater.data.words import Words, bytes_view, from_words, to_words, valid_rows
 from cutwater.errors import DataError
-from cutwater.state import row_kernels
+from cutwater.state import column_kernels
+from cutwater.state import index_kernels as kernels
 from cutwater.state.growing_array import GrowingArray, gather, in_background
-from cutwater.state.index import kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
 
 AT_ONCE_GROUP_IDS = 1 << 16
@@ -33,9 +37,7 @@ class NextTable:
     meanwhile are entered in further rounds, and the last few by the caller.
 
     Args:
-        table: empty.
         enter: enters the group ids from one number to another into a table.
-        count: group ids that there are.
     """
 
     def __init__(
@@ -51,12 +53,7 @@ class NextTable:
         self._thread = in_background(lambda: self._enter(first, count, self.table))
 
     def ready(self, count: int, *, wait: bool) -> bool:
-        """True if all group ids are in the table: then it can take over.
-
-        Args:
-            count: group ids that there are.
-            wait: until it is so.
-        """
+        """True if all group ids are in the table: then it can take over."""
         while True:
             if wait:
                 self._thread.join()
@@ -78,11 +75,7 @@ _MAX_GROUP_IDS = 2**31 - 2
 
 
 class KeyIndex(ABC):
-    """A set of keys, numbered.
-
-    Attributes:
-        types: Arrow types of the key columns, in order.
-    """
+    """A set of keys, numbered."""
 
     types: tuple[pa.DataType, ...]
 
@@ -94,20 +87,13 @@ class KeyIndex(ABC):
     def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
         """Group id of every row, in row order; unknown keys get the next free group ids.
 
-        Args:
-            columns: the key columns, of ``types``, all of one length.
-
         Raises:
             DataError: more than 2**31 keys in one subtask.
         """
 
     @abstractmethod
     def find(self, columns: Sequence[pa.Array]) -> GroupIds:
-        """Group id of every row, -1 where the key is unknown; changes nothing.
-
-        Args:
-            columns: the key columns, of ``types``, all of one length.
-        """
+        """Group id of every row, -1 where the key is unknown; changes nothing."""
 
     @abstractmethod
     def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
@@ -124,12 +110,7 @@ class KeyIndex(ABC):
 
 
 class HashIndex(KeyIndex):
-    """Open addressing, which the kinds of tables have in common.  Their rows hold no null.
-
-    Args:
-        types: Arrow types of the key columns, in order.
-        expected: number of keys to make room for at once.
-    """
+    """Open addressing, which the kinds of tables have in common.  Their rows hold no null."""
 
     _entry: type[np.signedinteger[Any]]
     """Of the table."""
@@ -157,6 +138,11 @@ class HashIndex(KeyIndex):
         gids: GroupIds = np.empty(len(columns[0]), np.int32)
         self._find(columns, gids)
         return gids
+
+    def frozen(self) -> Self:
+        view = copy.copy(self)
+        view._table, view._next = np.empty(0, self._entry), None
+        return view
 
     @abstractmethod
     def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None: ...
@@ -206,55 +192,8 @@ class HashIndex(KeyIndex):
         self._due = min(self._due * 2, _MAX_GROUP_IDS + 1)
 
 
-class Int64Index(HashIndex):
-    """One key column that fits a 64-bit word.
-
-    >>> index = Int64Index([pa.int64()])
-    >>> index.upsert([pa.array([7, 8, 7])]).tolist()
-    [0, 1, 0]
-    """
-
-    _entry = np.int32
-
-    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
-        super().__init__(types, expected)
-        self._keys = GrowingArray(np.int64)
-        self._reserve(self._limit)
-
-    def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
-        words = to_words(columns[0])
-        done = 0
-        while True:
-            keys = self._keys.values[: self._limit]
-            done, self._count = kernels.upsert_word(words, done, self._table, keys, self._count, gids)
-            if done == len(words):
-                return
-            self._grow_table(wait=True)
-
-    def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
-        kernels.find_word(to_words(columns[0]), self._table, self._keys.values, gids)
-
-    def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
-        kernels.rehash_word(self._keys.values, first, count, table)
-
-    def _reserve(self, gids: int) -> None:
-        self._keys.reserve(gids, self._count)
-
-    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(gather(self._keys.values, gids, still=True), self.types[0])]  # keys stay where they are
-
-    @property
-    def key_bytes(self) -> int:
-        return self._count * self._keys.values.strides[0]
-
-    def frozen(self) -> Int64Index:
-        view = object.__new__(Int64Index)
-        view.types, view._count, view._keys = self.types, self._count, self._keys
-        return view
-
-
 class WordsIndex(HashIndex):
-    """Several key columns that each fit a 64-bit word.
+    """Key columns that each fit a 64-bit word: one, or several in a matrix.
 
     >>> index = WordsIndex([pa.int32(), pa.bool_()])
     >>> index.upsert([pa.array([1, 1, 1], pa.int32()), pa.array([True, False, True])]).tolist()
@@ -265,40 +204,39 @@ class WordsIndex(HashIndex):
 
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         super().__init__(types, expected)
-        self._keys = GrowingArray(np.int64, (len(types),))
+        self._single = len(types) == 1
+        self._keys = GrowingArray(np.int64, () if self._single else (len(types),))
         self._reserve(self._limit)
 
     def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
-        words = _matrix([to_words(column) for column in columns], len(gids))
-        done = 0
+        words = to_words(columns[0]) if self._single else _matrix(list(map(to_words, columns)), len(gids))
+        upsert, done = kernels.upsert_word if self._single else kernels.upsert_words, 0
         while True:
             keys = self._keys.values[: self._limit]
-            done, self._count = kernels.upsert_words(words, done, self._table, keys, self._count, gids)
+            done, self._count = upsert(words, done, self._table, keys, self._count, gids)
             if done == len(words):
                 return
             self._grow_table(wait=True)
 
     def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
-        words = _matrix([to_words(column) for column in columns], len(gids))
-        kernels.find_words(words, self._table, self._keys.values, gids)
+        words = to_words(columns[0]) if self._single else _matrix(list(map(to_words, columns)), len(gids))
+        find = kernels.find_word if self._single else kernels.find_words
+        find(words, self._table, self._keys.values, gids)
 
     def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
-        kernels.rehash_words(self._keys.values, first, count, table)
+        (kernels.rehash_word if self._single else kernels.rehash_words)(self._keys.values, first, count, table)
 
     def _reserve(self, gids: int) -> None:
         self._keys.reserve(gids, self._count)
 
     def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        if self._single:
+            return [from_words(gather(self._keys.values, gids, still=True), self.types[0])]  # keys stay where they are
         return [from_words(gather(self._keys.values[:, c], gids), kind) for c, kind in enumerate(self.types)]
 
     @property
     def key_bytes(self) -> int:
         return self._count * self._keys.values.strides[0]
-
-    def frozen(self) -> WordsIndex:
-        view = object.__new__(WordsIndex)
-        view.types, view._count, view._keys = self.types, self._count, self._keys
-        return view
 
 
 class BytesIndex(HashIndex):
@@ -375,7 +313,7 @@ class BytesIndex(HashIndex):
         data = np.empty(int(joined[-1]), np.uint8)
         cursors = joined[:-1].copy()
         for content, offsets in spans:
-            row_kernels.join_spans(content, offsets, cursors, data)
+            column_kernels.join_spans(content, offsets, cursors, data)
         data.flags.writeable = joined.flags.writeable = False
         return _matrix(parts + lengths, rows), data, joined
 
@@ -408,13 +346,6 @@ class BytesIndex(HashIndex):
     def key_bytes(self) -> int:
         return self._count * self._keys.values.strides[0] + self._end
 
-    def frozen(self) -> BytesIndex:
-        view = object.__new__(BytesIndex)
-        view.types, view._count, view._keys = self.types, self._count, self._keys
-        view._word_columns, view._byte_columns = self._word_columns, self._byte_columns
-        view._arena, view._spans = self._arena, self._spans
-        return view
-
 
 def make_index(types: Sequence[pa.DataType], expected: int = 0) -> HashIndex:
     """The fastest kind of index for these key columns, with room for ``expected`` keys.
@@ -424,7 +355,7 @@ def make_index(types: Sequence[pa.DataType], expected: int = 0) -> HashIndex:
     """
     if not all(is_word_key(kind) for kind in types):
         return BytesIndex(types, expected)
-    return Int64Index(types, expected) if len(types) == 1 else WordsIndex(types, expected)
+    return WordsIndex(types, expected)
 
 
 def _matrix(parts: Sequence[Words], rows: int) -> Words:
@@ -436,3 +367,112 @@ def _matrix(parts: Sequence[Words], rows: int) -> Words:
 
 def _as_bytes(column: pa.Array) -> pa.Array:
     return decimal_bytes(column) if pa.types.is_decimal(column.type) else column
+
+
+_MARKS = pa.uint64()
+_MOVED_AT_ONCE = 1 << 16
+
+
+class NullableIndex(KeyIndex):
+    """GroupIds as ``KeyIndex`` has them, over columns that may hold nulls.
+
+    Args:
+        types: Arrow types of the key columns, in order; 64 at most.
+
+    >>> index = NullableIndex([pa.int64()])
+    >>> index.upsert([pa.array([0, None, 0, None])]).tolist()
+    [0, 1, 0, 1]
+    >>> index.columns(np.array([1, 0]))[0].to_pylist()
+    [None, 0]
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
+        self.types = tuple(types)
+        self._index: KeyIndex = make_index(types, expected)
+        self._marked = False
+        """True if the index has the column that tells nulls."""
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
+        if not self._marked:
+            if not any(column.null_count for column in columns):
+                return self._index.upsert(columns)
+            self._mark()
+        return self._index.upsert(_marked(columns))
+
+    def find(self, columns: Sequence[pa.Array]) -> GroupIds:
+        if self._marked:
+            return self._index.find(_marked(columns))
+        if not any(column.null_count for column in columns):
+            return self._index.find(columns)
+        *filled, marks = _marked(columns)
+        gids = self._index.find(filled)
+        gids[marks.to_numpy() != 0] = -1
+        return gids
+
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        found = self._index.columns(gids)
+        if not self._marked:
+            return found
+        *filled, last = found
+        marks = last.to_numpy()
+        return [_with_nulls(column, (marks >> np.uint64(c)) & np.uint64(1)) for c, column in enumerate(filled)]
+
+    @property
+    def key_bytes(self) -> int:
+        return self._index.key_bytes
+
+    def frozen(self) -> KeyIndex:
+        view = copy.copy(self)
+        view._index = self._index.frozen()
+        return view
+
+    def _mark(self) -> None:
+        """Move the keys to an index with marks, where they keep their group ids."""
+        plain, self._marked = self._index, True
+        self._index = make_index([*self.types, _MARKS], len(plain))
+        for begin in range(0, len(plain), _MOVED_AT_ONCE):
+            gids = np.arange(begin, min(begin + _MOVED_AT_ONCE, len(plain)))
+            self._index.upsert(_marked(plain.columns(gids)))
+
+
+def keys_of(index: KeyIndex, gids: npt.NDArray[Any]) -> NullableIndex:
+    """The keys of some group ids of another index, numbered 0, 1, 2 ..."""
+    kept = NullableIndex(index.types, len(gids))
+    if len(gids):
+        kept.upsert(index.columns(gids))
+    return kept
+
+
+def _marked(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """The columns with zeros, and the like, in place of nulls, and the column of marks."""
+    marks = np.zeros(len(columns[0]), np.uint64)
+    filled: list[pa.Array] = []
+    for c, column in enumerate(columns):
+        valid = valid_rows(column)
+        if valid is None:
+            filled.append(column)
+            continue
+        marks[~valid] |= np.uint64(1 << c)
+        filled.append(pc.fill_null(column, _zero(column.type)))
+    return [*filled, from_words(marks.view(np.int64), _MARKS)]
+
+
+def _zero(kind: pa.DataType) -> pa.Scalar[Any]:
+    if pt.is_decimal(kind):
+        return pa.scalar(Decimal(0), kind)
+    if pt.is_boolean(kind):
+        return pa.scalar(False)
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return pa.scalar("", kind)
+    if pt.is_binary(kind) or pt.is_large_binary(kind):
+        return pa.scalar(b"", kind)
+    return pa.scalar(0, kind)
+
+
+def _with_nulls(column: pa.Array, null: npt.NDArray[np.uint64]) -> pa.Array:
+    if not null.any():
+        return column
+    return pc.call_function("if_else", [pa.array(null == 0), column, pa.scalar(None, column.type)])

@@ -8,19 +8,22 @@ All paths are relative, so that the folder can be moved, copied and renamed.  It
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, SealError, StorageError
-from cutwater.storage.log.entries import CheckpointCompleted, LogState
-from cutwater.storage.savepoint.files import SavepointFile, entries_of
+from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError, StorageError
+from cutwater.storage.log_entries import CheckpointCompleted, LogState
 from cutwater.storage.snapshot.limits import check_manifest
 from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.savepoint_files import SavepointFile, entries_of
+from cutwater.storage.snapshot.segment_files import encoded
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.beneath import check_relative
-from cutwater.storage.store.paths import SAVEPOINT_FILE
+from cutwater.storage.store.opening import another
+from cutwater.storage.store.paths import CLAIM_FILE, SAVEPOINT_FILE
 from cutwater.storage.store.seal import Seal, is_sealed
 
 SAVEPOINT_VERSION = 2
@@ -83,13 +86,8 @@ def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) ->
         StorageError: the store fails, or there is a savepoint already.
     """
     version = max(manifest.format_version, SAVEPOINT_VERSION if store.seal.keyed else 1)
-    try:
-        body = msgspec.json.encode(msgspec.structs.replace(manifest, format_version=version), order="deterministic")
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"savepoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
-            hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
-        ) from error
+    manifest = msgspec.structs.replace(manifest, format_version=version)
+    body = encoded(manifest, f"savepoint {manifest.checkpoint_id}")
     path = f"{folder}/{SAVEPOINT_FILE}"
     if not store.create(path, body + b"\n" + store.seal.digest("savepoint", body).encode() + b"\n"):
         raise StorageError(f"{path} exists already: no path is ever written twice")
@@ -101,12 +99,7 @@ def is_savepoint(store: Store, folder: str) -> bool:
 
 
 def savepoint_state(store: Store, folder: str) -> LogState:
-    """A savepoint as the log of a job would tell of it: one snapshot to restore.
-
-    Raises:
-        CorruptSnapshotError: the manifest is missing or damaged.
-        FormatVersionError: written by a newer release.
-    """
+    """A savepoint as the log of a job would tell of it: one snapshot to restore; see ``load_savepoint``."""
     manifest, digest = _read(store, folder)
     completed = CheckpointCompleted(
         checkpoint_id=manifest.checkpoint_id,
@@ -136,12 +129,7 @@ def load_savepoint(store: Store, folder: str) -> SavepointManifest:
 
 
 def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
-    """Files whose bytes differ from their digests, and what is wrong; reads everything.
-
-    Raises:
-        CorruptSnapshotError: the manifest itself is missing or damaged.
-        FormatVersionError: written by a newer release.
-    """
+    """Files whose bytes differ from their digests, and what is wrong; reads everything."""
     for file in load_savepoint(store, folder).files:
         path = f"{folder}/{file.path}"
         try:
@@ -191,11 +179,7 @@ def _read(store: Store, folder: str) -> tuple[SavepointManifest, str]:
     data = bytes(store.read(path))
     body, _, tail = data.partition(b"\n")
     said = tail.removesuffix(b"\n").decode("ascii", errors="replace")
-    try:
-        damaged = not tail.endswith(b"\n") or store.seal.problem("savepoint", body, said)
-    except SealError as error:
-        raise SealError(f"{path}: {error.message}", hint=error.hint) from error
-    if damaged:
+    if not tail.endswith(b"\n") or store.seal.problem("savepoint", body, said, path):
         raise CorruptSnapshotError(f"{path} is damaged: its content differs from its digest")
     manifest = _parse(path, body)
     if (manifest.format_version == SAVEPOINT_VERSION) != is_sealed(said):
@@ -219,3 +203,75 @@ def _parse(path: str, body: bytes) -> SavepointManifest:
         return msgspec.json.decode(body, type=SavepointManifest)
     except msgspec.MsgspecError as error:
         raise CorruptSnapshotError(f"{path} is not the manifest of a savepoint ({error})") from error
+
+
+class _Claimed(msgspec.Struct, frozen=True):
+    """Content of ``claim.json`` in the job's folder, so that a later driver knows it."""
+
+    directory: str
+    folder: str
+    digest: str
+    """Of the savepoint's manifest: another savepoint in its place is nobody's."""
+    newest_id: int
+    """Highest checkpoint id of the job when it claimed the savepoint."""
+    word: str = ""
+    """Text that lies in the savepoint's folder, too; older releases left none there, and what they claimed stays."""
+
+
+prepare(_Claimed)
+
+_MARK = "claimed"
+"""In the savepoint's folder."""
+
+
+class Claim:
+    """The claim of one job, if it has one."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store, self._job = store, job
+        self._path = f"{job}/{CLAIM_FILE}"
+        self._claimed = self._read()
+
+    def _read(self) -> _Claimed | None:
+        if CLAIM_FILE not in self._store.names(self._job):
+            return None
+        try:
+            return msgspec.json.decode(self._store.read(self._path), type=_Claimed)
+        except (CorruptSnapshotError, msgspec.MsgspecError):
+            return None  # then nobody removes it
+
+    def take(self, directory: str, folder: str, digest: str, newest_id: int) -> None:
+        """The savepoint is the job's from now on."""
+        if self._claimed is not None and self._claimed.digest == digest:
+            return
+        word = secrets.token_hex(16)
+        savepoint = another(self._store, directory)
+        savepoint.delete(f"{folder}/{_MARK}")
+        savepoint.create(f"{folder}/{_MARK}", word.encode())
+        self._claimed = _Claimed(directory, folder, digest, newest_id, word)
+        self._store.delete(self._path)
+        self._store.create(self._path, msgspec.json.encode(self._claimed))
+
+    def collect(self, completed: Iterable[int], *, needed: int) -> list[str]:
+        """Remove the savepoint once ``needed`` checkpoints have completed since; returns warnings."""
+        claimed = self._claimed
+        if claimed is None or sum(id > claimed.newest_id for id in completed) < needed:
+            return []
+        try:
+            self._remove(claimed)
+            self._store.delete(self._path)
+        except StorageError as error:
+            return [f"the claimed savepoint {claimed.directory}/{claimed.folder} stays for now: {error}"]
+        self._claimed = None
+        return []
+
+    def _remove(self, claimed: _Claimed) -> None:
+        store = another(self._store, claimed.directory)
+        if _MARK not in store.names(claimed.folder):
+            return  # it is gone, or nobody gave it away
+        mark = f"{claimed.folder}/{_MARK}"
+        if not claimed.word or bytes(store.read(mark, 0, len(claimed.word))) != claimed.word.encode():
+            return
+        delete_savepoint(store, claimed.folder, claimed.digest)
+        store.delete(mark)
+        store.delete_empty(claimed.folder)

@@ -77,21 +77,21 @@ def _in_order(name: str, identity: int, run: Iterable[Segment]) -> Iterator[Segm
         count += len(groups)
         if count - of_last >= BATCH_ROWS:
             rows = pa.concat_batches(waiting)
-            start = 0
-            for cut in _cuts(_groups(rows)[: count - of_last]):
-                yield from _pieces(name, identity, rows.slice(start, cut - start), again)
-                start = cut
-            waiting, count = [rows.slice(start)], count - start
+            cuts = _cuts(_groups(rows)[: count - of_last])
+            yield from _cut(name, identity, rows, cuts, again)
+            waiting, count = [rows.slice(cuts[-1])], count - cuts[-1]
     yield from _rest(name, identity, waiting, again)
 
 
 def _rest(name: str, identity: int, waiting: list[pa.RecordBatch], again: bool) -> Iterator[Segment]:
     if waiting:
         rows = pa.concat_batches(waiting)
-        start = 0
-        for cut in [*_cuts(_groups(rows)), rows.num_rows]:
-            yield from _pieces(name, identity, rows.slice(start, cut - start), again)
-            start = cut
+        yield from _cut(name, identity, rows, [*_cuts(_groups(rows)), rows.num_rows], again)
+
+
+def _cut(name: str, identity: int, rows: pa.RecordBatch, cuts: list[int], again: bool) -> Iterator[Segment]:
+    for start, end in itertools.pairwise([0, *cuts]):
+        yield from _pieces(name, identity, rows.slice(start, end - start), again)
 
 
 def _groups(batch: pa.RecordBatch) -> npt.NDArray[np.uint16]:
@@ -179,20 +179,14 @@ def entries_of(files: Iterable[SavepointFile]) -> list[Entry]:
     """Entries of a manifest for the files, in their order."""
     return [
         Entry(
+            **msgspec.structs.asdict(batch),
             step=file.step,
             subtask=file.subtask,
             name=file.name,
-            kind=batch.kind,
-            rows=batch.rows,
-            length=batch.length,
-            digest=batch.digest,
-            key_groups=batch.key_groups,
             file=file.path,
-            offset=batch.offset,
             format=BATCH_FORMAT,
             channel=file.channel,
             side=file.side,
-            first_row=batch.first_row,
             schema=file.schema,
         )
         for file in files
@@ -203,9 +197,8 @@ def entries_of(files: Iterable[SavepointFile]) -> list[Entry]:
 class SavepointWriter:
     """Writes one worker's part of a savepoint.  Used from one thread.
 
-    Args:
-        store: where to.
-        folder: of the savepoint, in the store.
+    Raises:
+        StorageError: of all methods: the store fails; the writer can only be aborted.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -217,12 +210,8 @@ class SavepointWriter:
         """Write the whole state of a step in one subtask, durably.
 
         Args:
-            step, subtask: whose it is.
             key_groups: those of the subtask; they name the files.
             segments: see ``canonical``.
-
-        Raises:
-            StorageError: the store fails; the writer can only be aborted.
         """
         owned = f"{key_groups.start:05}-{key_groups.stop - 1:05}"
         files: list[SavepointFile] = []
@@ -236,17 +225,12 @@ class SavepointWriter:
         return files + self._close()
 
     def add_log(self, log: ChannelLog) -> list[SavepointFile]:
-        """Write the rows of a channel, durably; nothing if there are none.
-
-        Raises:
-            StorageError: the store fails; the writer can only be aborted.
-        """
+        """Write the rows of a channel, durably; nothing if there are none."""
         _, source, target = log.channel
         stem = f"{log.step}/{quote(log.name, safe='')}.{source}-{target}.{log.side}"
-        described = {"step": log.step, "subtask": log.subtask, "name": log.name}
         files: list[SavepointFile] = []
         for batch, first_row in log_batches(log):
-            file = self._begin(stem, batch.schema, described | {"channel": log.channel, "side": log.side})
+            file = self._begin(stem, batch.schema, log.described)
             file.append(batch, kind=CHANNEL_KIND, first_row=first_row)
             files += self._close()
         return files

@@ -43,9 +43,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 
 from cutwater.errors import (
     ConfigError,
@@ -55,7 +54,7 @@ from cutwater.errors import (
     InvariantError,
     StorageError,
 )
-from cutwater.storage.log.entries import (
+from cutwater.storage.log_entries import (
     DAMAGED_HINT,
     AttemptBegan,
     CheckpointCompleted,
@@ -89,115 +88,6 @@ class _LostEntryError(CorruptSnapshotError):
     """An entry was lost, and an attempt that began since then has told it."""
 
 
-def check_not_lost(path: str, data: bytes | memoryview) -> None:
-    """True if the file of an entry holds one.
-
-    Raises:
-        CorruptSnapshotError: it was lost.
-    """
-    if data == LOST:
-        raise _LostEntryError(f"log entry {path} was lost", hint=DAMAGED_HINT)
-
-
-def damaged_below(
-    newest: StoredEntry, read: Callable[[int], StoredEntry], path: Callable[[int], str], *, lenient: bool
-) -> dict[int, str]:
-    """Check everything that the newest entry says to be there; returns what is wrong, by number (empty: it was told).
-
-    Args:
-        newest: the newest entry.
-        read: reads another one.
-        path: of an entry.
-        lenient: some may be wrong.
-
-    Raises:
-        CorruptSnapshotError: some are, or all of them, or too many, or the newest does not belong here; names the file.
-    """
-    damaged: dict[int, str] = {}
-    after, base, uid = newest, newest.entry.base, newest.entry.state.uid
-    for seq in range(newest.entry.seq - 1, base - 1, -1):
-        try:
-            before = read(seq)
-            if after.entry.seq == seq + 1 and after.entry.previous != before.digest:
-                lenient = lenient and after is not newest
-                raise CorruptSnapshotError(f"log entry {path(seq + 1)} does not follow {path(seq)}", hint=DAMAGED_HINT)
-            if before.entry.state.uid != uid:
-                raise CorruptSnapshotError(f"log entry {path(seq)} is of another job", hint=DAMAGED_HINT)
-        except CorruptSnapshotError as error:
-            damaged[seq] = "" if isinstance(error, _LostEntryError) else error.message
-            if not lenient or len(damaged) == newest.entry.seq - base:
-                raise
-            if len(damaged) > _MOST_LOST:
-                raise CorruptSnapshotError(
-                    f"more than {_MOST_LOST} entries before log entry {path(newest.entry.seq)} are lost or damaged",
-                    hint=DAMAGED_HINT,
-                ) from error
-        else:
-            after = before
-    return damaged
-
-
-def refuse_foreign(job: str, names: Sequence[str], log_names: Sequence[str]) -> None:
-    """Without a log, the job's folder must be empty, or hold only what is made before the log.
-
-    Args:
-        job: its folder.
-        names: what lies in it.
-        log_names: what lies in its log's folder.
-
-    Raises:
-        ForeignDirectoryError: it is another program's.
-        CorruptSnapshotError: it had a log.
-    """
-    foreign = [n for n in names if n not in _OUR_FOLDERS and checkpoint_id_of(n) is None]
-    foreign += [f"{LOG_FOLDER}/{n}" for n in log_names if n != TRIMMED]
-    if foreign:
-        raise ForeignDirectoryError(
-            f"folder {job!r} holds {foreign[0]!r} and no job log: it is not Cutwater's",
-            hint="Give the job another name, or the checkpoints another directory.",
-        )
-    if TRIMMED in log_names or any(checkpoint_id_of(n) is not None for n in names):
-        raise CorruptSnapshotError(
-            f"the entries of {job}/{LOG_FOLDER} are missing although the job has run", hint=DAMAGED_HINT
-        )
-
-
-def vanished_error(path: str, attempt: int) -> FencedError:
-    """The entry that a driver's attempt rests on is not what it was."""
-    return FencedError(
-        f"log entry {path}, the newest that attempt {attempt} knew, is gone or was changed: nobody can say any more "
-        "who owns the job",
-        hint="Nothing was committed after it. Make sure that no other driver runs the job, then start it again.",
-    )
-
-
-def fenced_error(job: str, attempt: int, state: LogState) -> FencedError:
-    """Error that names the new owner of an attempt's job.
-
-    Args:
-        job: its folder.
-        attempt: of the driver that is told.
-        state: what the log says.
-    """
-    since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
-    if state.finished:
-        return FencedError(
-            f"job {job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
-            hint="Nothing is left to do; stop this driver.",
-        )
-    if (over := state.handed_over) is not None:
-        return FencedError(
-            f"job {job!r} was handed over to job {over.job!r} at checkpoint {over.checkpoint_id}",
-            hint=f"Job {over.job!r} goes on in {over.directory}. To take this one back: stop that one, then start "
-            f"with restore={over.savepoint!r}.",
-        )
-    return FencedError(
-        f"attempt {attempt} of job {job!r} was superseded by attempt {state.attempt} "
-        f"of {state.driver or 'nobody'}, begun {since}",
-        hint="Nothing was committed; stop this driver, the other one goes on.",
-    )
-
-
 _LOG = logging.getLogger(__name__)
 
 KEEP_ENTRIES = 64
@@ -216,8 +106,6 @@ class JobLog:
 
     Args:
         store: must have ``atomic_create``.
-        job: folder of the job in the store.
-        name: what ``JobCreated`` says at the first start (default: ``job``).
         num_retained: completed checkpoints that stay in the state.
         clock_ms: wall clock for the entries' times (information only; nothing depends on it).
         keep: entries that a trim leaves; one is made when twice as many lie there.
@@ -242,8 +130,10 @@ class JobLog:
         self._clock_ms = clock_ms
         self._keep = keep
         self._known: StoredEntry | None = None
-        self._attempt = 0
-        self._in_doubt = False
+        self.attempt = 0
+        """The attempt this object began; 0 before ``begin_attempt``."""
+        self.in_doubt = False
+        """True after a failure that leaves open whether the last entry is durable: only a new attempt may go on."""
         self.damaged: dict[int, str] = {}
         """Entries below the newest that are lost or damaged, and what is wrong with them (empty: it was told)."""
 
@@ -251,16 +141,6 @@ class JobLog:
     def state(self) -> LogState:
         """As of the last read or append of this object."""
         return self._known.entry.state if self._known else LogState()
-
-    @property
-    def attempt(self) -> int:
-        """The attempt this object began; 0 before ``begin_attempt``."""
-        return self._attempt
-
-    @property
-    def in_doubt(self) -> bool:
-        """True after a failure that leaves open whether the last entry is durable: only a new attempt may go on."""
-        return self._in_doubt
 
     def read(self) -> LogState:
         """Read the log's present state from the store (an empty state if the job was never started).
@@ -271,7 +151,7 @@ class JobLog:
             ForeignDirectoryError: the job's folder holds other things and no log.
             FencedError: the entry that this driver's attempt rests on is gone, or is another one.
         """
-        before = self._known if self._attempt else None
+        before = self._known if self.attempt else None
         try:
             known = self._load()
         except CorruptSnapshotError:
@@ -279,7 +159,12 @@ class JobLog:
                 raise
             known = None
         if before is not None and not self._follows(known, before):
-            raise vanished_error(self._path(before.entry.seq), self._attempt)
+            raise FencedError(
+                f"log entry {self._path(before.entry.seq)}, the newest that attempt {self.attempt} knew, is gone or "
+                "was changed: nobody can say any more who owns the job",
+                hint="Nothing was committed after it. "
+                "Make sure that no other driver runs the job, then start it again.",
+            )
         self._known = known
         return self.state
 
@@ -291,9 +176,6 @@ class JobLog:
 
     def create(self, fork: Fork | None = None) -> LogState:
         """Read the state; a job that was never started gets its uid here, before anybody has to be told of it.
-
-        Args:
-            fork: what a job that was never started is a fork of.
 
         Raises:
             StorageError: as ``read``, or nothing can be written.
@@ -326,8 +208,8 @@ class JobLog:
         self.create()
         self._sweep()
         self._fill_gaps()
-        self._in_doubt = False
-        self._attempt = 0
+        self.in_doubt = False
+        self.attempt = 0
         for _ in range(_MAX_TRIES):
             if after is not None and (self.state.attempt != after or self.state.finished):
                 raise self._fenced(after)  # finished: by a driver that this one was about to replace
@@ -335,7 +217,7 @@ class JobLog:
                 raise self._fenced(self.state.attempt)
             attempt = self.state.attempt + 1
             if self._try_append(AttemptBegan(attempt, driver, self._clock_ms(), rescaled)):
-                self._attempt = attempt
+                self.attempt = attempt
                 return attempt
         raise self._no_number()
 
@@ -347,16 +229,15 @@ class JobLog:
         """Make an event of this attempt part of the log, durably.
 
         Args:
-            event: what happened.
             manifest: of a completed checkpoint, if it is to lie in the log; the event's path is set accordingly.
 
         Raises:
             FencedError: a newer attempt owns the job; commit nothing.
             StorageError: nothing was added, or (``in_doubt``) that is not known.
         """
-        if self._in_doubt:
+        if self.in_doubt:
             raise StorageError(
-                f"job {self.job!r}: it is not known whether the last log entry of attempt {self._attempt} is durable",
+                f"job {self.job!r}: it is not known whether the last log entry of attempt {self.attempt} is durable",
                 hint="Begin a new attempt: it reads what is there.",
             )
         for _ in range(_MAX_TRIES):
@@ -370,24 +251,38 @@ class JobLog:
         raise self._no_number()
 
     def check_fence(self) -> None:
-        """Look whether a newer attempt has begun since the last append.
-
-        Raises:
-            FencedError: one has.
-        """
+        """Raise ``FencedError`` if a newer attempt has begun since the last append."""
         seq = self._known.entry.seq if self._known else 0
         if log_path(seq + 1).rpartition("/")[2] in self._store.names(f"{self.job}/{LOG_FOLDER}"):
             self.read()
-        self._check_owner(self._attempt)
+        self._check_owner(self.attempt)
 
     # -- appending
 
     def _check_owner(self, attempt: int) -> None:
-        if not attempt == self._attempt == self.state.attempt > 0:
+        if not attempt == self.attempt == self.state.attempt > 0:
             raise self._fenced(attempt)
 
     def _fenced(self, attempt: int) -> FencedError:
-        return fenced_error(self.job, attempt, self.state)
+        """The error of an attempt's driver, which names the new owner of the job."""
+        state = self.state
+        since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
+        if state.finished:
+            return FencedError(
+                f"job {self.job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
+                hint="Nothing is left to do; stop this driver.",
+            )
+        if (over := state.handed_over) is not None:
+            return FencedError(
+                f"job {self.job!r} was handed over to job {over.job!r} at checkpoint {over.checkpoint_id}",
+                hint=f"Job {over.job!r} goes on in {over.directory}. To take this one back: stop that one, then start "
+                f"with restore={over.savepoint!r}.",
+            )
+        return FencedError(
+            f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "
+            f"of {state.driver or 'nobody'}, begun {since}",
+            hint="Nothing was committed; stop this driver, the other one goes on.",
+        )
 
     def _try_append(self, event: Event, manifest: bytes = b"") -> bool:
         """Try one number.  ``False``: it was not to be had; the state is read anew."""
@@ -396,14 +291,14 @@ class JobLog:
             known, event, manifest, num_retained=self._num_retained, keep=self._keep, seal=self._store.seal
         )
         path = self._path(entry.entry.seq)
-        self._in_doubt = True
+        self.in_doubt = True
         try:
             made = self._store.create(path, entry.data)
         except StorageError:
-            self._in_doubt = self._may_hold(path, entry.data)
+            self.in_doubt = self._may_hold(path, entry.data)
             raise
         believed = made and self._never_used_before()
-        self._in_doubt = False
+        self.in_doubt = False
         if not believed:
             self.read()
             return False
@@ -472,7 +367,7 @@ class JobLog:
             names = self._names()
             numbers = [seq for seq in map(log_seq_of, names) if seq is not None]
             if not numbers:
-                refuse_foreign(self.job, self._store.names(self.job), names)
+                self._refuse_foreign(names)
                 return None
             try:
                 return self._load_chain(max(numbers), trimmed=TRIMMED in names, lenient=not left)
@@ -488,9 +383,55 @@ class JobLog:
         self._check_name(known)
         if trimmed and known.entry.base == 1:
             raise CorruptSnapshotError(f"newer entries than {self._path(newest)} are missing", hint=DAMAGED_HINT)
-        older = partial(self._read_entry, seal=seal.for_links())  # nothing is taken of them: the newest says it all
-        self.damaged = damaged_below(known, older, self._path, lenient=lenient)
+        self.damaged = self._damaged_below(known, lenient=lenient)
         return known
+
+    def _damaged_below(self, newest: StoredEntry, *, lenient: bool) -> dict[int, str]:
+        """Check everything that the newest entry says to be there; returns what is wrong by number, empty if told.
+
+        Some may be wrong if it is to be ``lenient``, but not all, and not too many.
+        """
+        seal = self._store.seal.for_links()  # nothing is taken of them: the newest says it all
+        damaged: dict[int, str] = {}
+        after, base, uid = newest, newest.entry.base, newest.entry.state.uid
+        for seq in range(newest.entry.seq - 1, base - 1, -1):
+            try:
+                before = self._read_entry(seq, seal)
+                if after.entry.seq == seq + 1 and after.entry.previous != before.digest:
+                    lenient = lenient and after is not newest
+                    raise CorruptSnapshotError(
+                        f"log entry {self._path(seq + 1)} does not follow {self._path(seq)}", hint=DAMAGED_HINT
+                    )
+                if before.entry.state.uid != uid:
+                    raise CorruptSnapshotError(f"log entry {self._path(seq)} is of another job", hint=DAMAGED_HINT)
+            except CorruptSnapshotError as error:
+                damaged[seq] = "" if isinstance(error, _LostEntryError) else error.message
+                if not lenient or len(damaged) == newest.entry.seq - base:
+                    raise
+                if len(damaged) > _MOST_LOST:
+                    raise CorruptSnapshotError(
+                        f"more than {_MOST_LOST} entries before log entry {self._path(newest.entry.seq)} are lost or "
+                        "damaged",
+                        hint=DAMAGED_HINT,
+                    ) from error
+            else:
+                after = before
+        return damaged
+
+    def _refuse_foreign(self, log_names: list[str]) -> None:
+        """Without a log, the job's folder must be empty, or hold only what is made before the log."""
+        names = self._store.names(self.job)
+        foreign = [n for n in names if n not in _OUR_FOLDERS and checkpoint_id_of(n) is None]
+        foreign += [f"{LOG_FOLDER}/{n}" for n in log_names if n != TRIMMED]
+        if foreign:
+            raise ForeignDirectoryError(
+                f"folder {self.job!r} holds {foreign[0]!r} and no job log: it is not Cutwater's",
+                hint="Give the job another name, or the checkpoints another directory.",
+            )
+        if TRIMMED in log_names or any(checkpoint_id_of(n) is not None for n in names):
+            raise CorruptSnapshotError(
+                f"the entries of {self.job}/{LOG_FOLDER} are missing although the job has run", hint=DAMAGED_HINT
+            )
 
     def _check_name(self, newest: StoredEntry) -> None:
         """A key is for many jobs: what it sealed for one of them is not another one's."""
@@ -507,5 +448,6 @@ class JobLog:
             data = self._store.read(path)
         except CorruptSnapshotError as error:
             raise CorruptSnapshotError(f"log entry {error.message}", hint=DAMAGED_HINT) from error
-        check_not_lost(path, data)
+        if data == LOST:
+            raise _LostEntryError(f"log entry {path} was lost", hint=DAMAGED_HINT)
         return parse_entry(path, seq, bytes(data), seal)

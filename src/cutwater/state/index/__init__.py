@@ -1,1 +1,0 @@
-"""From the key of a row to its number in a table."""

@@ -1,1 +1,0 @@
-"""The job log: which attempt owns the job, and which checkpoints count."""

@@ -1,1 +1,0 @@
-"""Any snapshot by its address: found, verified, read."""

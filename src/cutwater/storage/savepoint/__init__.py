@@ -1,1 +1,0 @@
-"""Savepoints: snapshots that belong to the user, in a format that any program can open."""

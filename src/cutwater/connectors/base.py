@@ -329,6 +329,14 @@ class SourceHooks:
             raise BuildError(f"a {kind} has no bad rows to divert", hint="Leave bad_rows out.")
         return own(bad_rows)
 
+    def reading(self, columns: frozenset[str] | None) -> Source:
+        """The source where nobody reads other columns than these (``None``: all): those may be null.
+
+        By default it is the source itself.
+        """
+        own = getattr(self.source, "reading", None)
+        return self.source if own is None or columns is None else own(columns)
+
     @property
     def earliest_time(self) -> Callable[[Split, str, int], int | None] | None:
         """A function of a split, its event-time column and the bound: see ``earliest_time`` in ``connectors.files``."""

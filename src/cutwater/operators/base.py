@@ -223,6 +223,14 @@ class OperatorSpec(ABC):
         """Input columns that output 0 depends on; ``None``: all.  The others need not be sent if only it is read."""
         return None
 
+    def columns_for(self, wanted: frozenset[str] | None) -> frozenset[str] | None:
+        """Input columns that are read where nobody reads more than ``wanted`` of output 0, and nothing else.
+
+        Args:
+            wanted: columns of output 0; ``None``: all.
+        """
+        return self.columns_read
+
     @property
     def keeps_every_row(self) -> bool:
         """True if output 0 has at least one row for each row: alone in a loop such steps would go round for ever."""

@@ -239,6 +239,38 @@ def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
     return FusedChain(nodes, links)
 
 
+def columns_of_source(plan: PhysicalPlan, vertex: Vertex) -> frozenset[str] | None:
+    """Columns of the vertex's read step that a step reads, here or behind an edge; ``None``: all.
+
+    The event-time column is not among them where only its watermarks are of use.
+    """
+    wanted: list[frozenset[str] | None] = [None] * len(vertex.steps)
+    for position in reversed(range(len(vertex.steps))):
+        step = plan.steps[vertex.steps[position]]
+        out = _columns_taken(plan, vertex, position, wanted)
+        if position == 0:
+            return out if out is not None and len(out) < len(step.outputs[0].schema) else None
+        wanted[position] = None if step.operator is None or out is None else step.operator.columns_for(out)
+    return None
+
+
+def _columns_taken(
+    plan: PhysicalPlan, vertex: Vertex, position: int, wanted: Sequence[frozenset[str] | None]
+) -> frozenset[str] | None:
+    """Columns of output 0 of a step that others read; ``None``: they read another output, too."""
+    step = plan.steps[vertex.steps[position]]
+    everything = frozenset(step.outputs[0].schema.names) if step.outputs else frozenset[str]()
+    taken: frozenset[str] = frozenset()
+    outputs = [(edge.source_output, frozenset(edge.schema.names)) for edge in plan.edges if edge.source_step == step.id]
+    outputs += [(link.output, wanted[link.target]) for link in vertex.links if link.source == position]
+    for output, columns in outputs:
+        if output == 0:
+            taken |= everything if columns is None else columns
+        elif step.role != "source":  # a source's other output are the rows that it could not read
+            return None
+    return taken
+
+
 def _as_one(plan: PhysicalPlan, vertex: Vertex, link: Link, node: FusedNode) -> OperatorSpec | None:
     """The node that the link begins at, with the step at its end; ``None``: they stay apart."""
     before, after = (plan.steps[vertex.steps[position]] for position in (link.source, link.target))

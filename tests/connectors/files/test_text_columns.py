@@ -42,7 +42,8 @@ _TIMES = """2026-01-31T12:00:00Z
 TIMES = _TIMES.replace("\n", "|").split("|")
 TEXTS = ["", "a", "abc", "12345678", "123456789", "ä", "日本語", "\U0001f600", 'a "quote"', "back\\slash", "tab\there"]
 TEXTS += ["new\nline", "null", "a,b", "x" * 300, " padded ", "\x7f", "é" * 9, "a;b", "'"]
-UNKNOWN = ["1", '"a\\"b"', '{"a":[1,{"b":"}"}]}', "[]", "null", "false", "-1.5e3", '"\\u00e9"']
+UNKNOWN = ['{"a":tru}', "[1,]", '{"a" 1}', '{"a":[}]', '"\\x"', "01", "1e400", "-", "[1 2]", '[[],{},[{"c":null}]]']
+UNKNOWN += ["1", '"a\\"b"', '{"a":[1,{"b":"}"}]}', "[]", "null", "false", "-1.5e3", '"\\u00e9"']
 
 
 def by_arrow(text: JsonFormat | CsvFormat, data: bytes, rows: int, newlines: bool = False) -> pa.RecordBatch | None:

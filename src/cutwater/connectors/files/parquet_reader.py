@@ -17,9 +17,11 @@ from cutwater.connectors.base import Json, SourceContext, Split
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import (
     SchemaOrigin,
+    Widened,
     check_columns,
     column_differences,
     good_and_bad,
+    only,
     plain_schema,
 )
 from cutwater.data.time import MAX_WATERMARK
@@ -154,9 +156,16 @@ class ParquetReader:
     """
 
     def __init__(
-        self, split: Split, position: Json | None, schema: pa.Schema, origin: SchemaOrigin, divert: SourceContext | None
+        self,
+        split: Split,
+        position: Json | None,
+        schema: pa.Schema,
+        origin: SchemaOrigin,
+        divert: SourceContext | None,
+        columns: frozenset[str] | None = None,
     ) -> None:
         self._schema, self._divert = schema, divert
+        self._read_schema, self._widened = only(schema, columns), Widened(schema)
         self._file = _open(FileEntry.from_data(split.data))
         try:
             self._check_columns(origin)
@@ -217,7 +226,7 @@ class ParquetReader:
         rows = max(1, sum(metadata.row_group(g).num_rows for g in groups))
         batch_rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
         return self._file.parquet.iter_batches(
-            batch_size=batch_rows, row_groups=list(groups), columns=self._schema.names, use_threads=False
+            batch_size=batch_rows, row_groups=list(groups), columns=self._read_schema.names, use_threads=False
         )
 
     def _next_raw(self) -> pa.RecordBatch:
@@ -245,7 +254,7 @@ class ParquetReader:
     def _convert(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Rows with the source's schema; rows that do not fit it fail or are diverted."""
         try:
-            return self._cast(raw)
+            return self._widened.widen(self._cast(raw))
         except (pa.ArrowException, ValueError):
             pass
         result = good_and_bad(
@@ -260,12 +269,12 @@ class ParquetReader:
                     hint="Correct the row, or read with bad_rows='dead_letter' to divert such rows.",
                 )
             self._divert.dead_letter(self._file.entry.path, number, reason, text)
-        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
-        return pa.concat_batches([empty, *result.batches])
+        empty = pa.RecordBatch.from_pylist([], schema=self._read_schema)
+        return self._widened.widen(pa.concat_batches([empty, *result.batches]))
 
     def _cast(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         columns: list[pa.Array] = []
-        for field in self._schema:
+        for field in self._read_schema:
             column = raw.column(field.name)
             if isinstance(column, pa.ExtensionArray):
                 column = column.storage
@@ -274,4 +283,4 @@ class ParquetReader:
             if not field.nullable and column.null_count:
                 raise ValueError(f"column {field.name!r} is null and the schema says it is not")
             columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self._read_schema)

@@ -52,6 +52,44 @@ def parquet_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
+def only(schema: pa.Schema, columns: frozenset[str] | None) -> pa.Schema:
+    """The columns that somebody reads (``None``: all), in their order; one of them at least, which tells how many rows.
+
+    >>> only(pa.schema([("a", pa.int64()), ("b", pa.int64())]), frozenset({"b"})).names
+    ['b']
+    """
+    if columns is None:
+        return schema
+    kept = [field for field in schema if field.name in columns] or list(schema)[:1]
+    return schema if len(kept) == len(schema) else pa.schema(kept)
+
+
+class Widened:
+    """Gives rows the columns that nobody reads: they are null, and share their memory from batch to batch.
+
+    >>> Widened(pa.schema([("a", pa.int64()), ("b", pa.string())])).widen(pa.record_batch({"a": [7]})).to_pylist()
+    [{'a': 7, 'b': None}]
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._nulls: dict[str, pa.Array] = {}
+
+    def widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with all columns of the schema."""
+        if batch.num_columns == len(self._schema):
+            return batch
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [found[f.name] if f.name in found else self._null(f, batch.num_rows) for f in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _null(self, field: pa.Field, rows: int) -> pa.Array:
+        known = self._nulls.get(field.name)
+        if known is None or len(known) < rows:
+            known = self._nulls[field.name] = pa.nulls(rows, field.type)
+        return known.slice(0, rows)
+
+
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows with the types of ``schema`` (same columns); columns that have theirs already are not copied.
 

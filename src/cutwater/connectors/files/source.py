@@ -109,6 +109,7 @@ class FileSource:
         self._schema: pa.Schema | None = None if schema is None else as_schema(schema)
         self._origin = SchemaOrigin("the given schema", given=schema is not None)
         self._checked = False
+        self._read: frozenset[str] | None = None
         self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
@@ -161,6 +162,12 @@ class FileSource:
         copy.__dict__.update(self.__getstate__(), bad_rows=bad_rows)
         return copy
 
+    def reading(self, columns: frozenset[str]) -> FileSource:
+        """A copy of which nobody reads other columns than these: those are null, whatever the files say."""
+        copy = FileSource.__new__(type(self))
+        copy.__dict__.update(self.__getstate__(), _read=columns)
+        return copy
+
     def discover(self) -> list[Split]:
         """One split per file, or several of a big Parquet file; sorted by path.
 
@@ -189,8 +196,9 @@ class FileSource:
         schema = self.schema if self._schema is None else self._schema
         text = self._text(self._file_format(split.data["file"]))
         if text is None:
-            return ParquetReader(split, position, schema, self._origin, divert)
-        return TextReader(split, position, schema, self._origin, text, divert)
+            read = self._read if divert is None else None  # dead letters are whole rows
+            return ParquetReader(split, position, schema, self._origin, divert, read)
+        return TextReader(split, position, schema, self._origin, text, divert, columns=self._read)
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
         """See ``earliest.earliest_time``: of Parquet by its statistics, of texts by the first line that has a time.

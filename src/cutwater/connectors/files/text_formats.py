@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute
@@ -168,6 +168,9 @@ class CsvFormat:
     null_values: tuple[str, ...] = ("",)
     timestamp_formats: tuple[str, ...] = ()
 
+    passes_over: ClassVar = True
+    """Fields may be passed over without a look at them."""
+
     def names(self, header: str) -> list[str]:
         """Column names of a header row.
 
@@ -278,6 +281,11 @@ class JsonFormat:
     timestamp_formats: tuple[str, ...] = ()
     ignore_unknown: bool = False
     """Pass over fields that the schema does not name (it was given by the user)."""
+
+    @property
+    def passes_over(self) -> bool:
+        """Fields may be passed over without a look at them; else each that is new is an error."""
+        return self.ignore_unknown
 
     def parse(
         self, data: bytes, rows: int, schema: pa.Schema, names: Sequence[str], *, newlines: bool

@@ -30,6 +30,7 @@ TAB, SPACE, COMMA, COLON, OPEN, CLOSE = 9, 32, 44, 58, 123, 125
 _LIST, _LIST_END = 91, 93
 MINUS, _PLUS, _DOT, ZERO, NINE = 45, 43, 46, 48, 57
 _DAYS_TO_1970 = 719468
+_DEEPEST = 60
 
 
 @kernel
@@ -348,48 +349,92 @@ def read_flag(at: Any, end: Any) -> Any:
 
 @kernel
 def skip_string(at: Any, end: Any) -> Any:
-    """The byte behind a JSON string, from behind its opening quote; 0 if it does not end on the line."""
+    """The byte behind a JSON string, from behind its opening quote; 0 to give up."""
     while at < end and byte_at(at) >= SPACE:
-        if byte_at(at) == QUOTE:
+        byte = byte_at(at)
+        if byte == QUOTE:
             return at + 1
-        at += 1 + (byte_at(at) == SLASH)
+        if byte == SLASH:
+            if at + 1 >= end:
+                return 0
+            kind = byte_at(at + 1)
+            if kind == 117:
+                code, at = hex_code(at + 2, end)
+                if code < 0 or 0xD800 <= code <= 0xDFFF:
+                    return 0
+            elif kind in (QUOTE, SLASH, 47, 98, 102, 110, 114, 116):
+                at += 2
+            else:
+                return 0
+        else:
+            at += 1
     return 0
 
 
 @kernel
-def skip_nested(at: Any, end: Any) -> Any:
-    """The byte behind an object or list, whose brackets are only counted; 0 if it does not end on the line."""
-    depth = 0
-    while at < end and byte_at(at) >= SPACE:
-        byte = byte_at(at)
-        at += 1
-        if byte == QUOTE:
-            at = skip_string(at, end)
-            if at == 0:
-                return 0
-        elif byte in (OPEN, _LIST):
-            depth += 1
-        elif byte in (CLOSE, _LIST_END):
-            depth -= 1
-            if depth == 0:
-                return at
-    return 0
+def skip_scalar(at: Any, end: Any) -> Any:
+    """The byte behind a JSON string, number or word; 0 to give up."""
+    if byte_at(at) == QUOTE:
+        return skip_string(at + 1, end)
+    if is_null(at, end):
+        return at + 4
+    flag, behind = read_flag(at, end)
+    if flag >= 0:
+        return behind
+    _, behind, right = read_real(at, end)
+    first = at + (byte_at(at) == MINUS)
+    if right != 1 or (byte_at(first) == ZERO and first + 1 < behind and ZERO <= byte_at(first + 1) <= NINE):
+        return 0
+    return behind
+
+
+@kernel
+def skip_key(at: Any, end: Any) -> Any:
+    """The first byte of a value, from its key on; 0 to give up."""
+    if at >= end or byte_at(at) != QUOTE:
+        return 0
+    at = skip_string(at + 1, end)
+    if at == 0:
+        return 0
+    at = skip_spaces(at, end)
+    return skip_spaces(at + 1, end) if at < end and byte_at(at) == COLON else 0
 
 
 @kernel
 def skip_value(at: Any, end: Any) -> Any:
-    """The byte behind a JSON value that nobody reads; 0 for what cannot be one."""
-    if byte_at(at) == QUOTE:
-        return skip_string(at + 1, end)
-    if byte_at(at) == OPEN or byte_at(at) == _LIST:
-        return skip_nested(at, end)
-    first = at
-    while at < end and byte_at(at) != COMMA and byte_at(at) != CLOSE and byte_at(at) > SPACE:
-        at += 1
-    if (at - first == 4 and is_null(first, at)) or read_flag(first, at)[1] == at > first:
-        return at
-    _, behind, right = read_real(first, at)
-    return at if right and behind == at else 0
+    """The byte behind a JSON value of any kind that nobody reads; 0 to give up."""
+    depth, kinds = 0, 0  # a bit for each open bracket: 1 is an object
+    while at and at < end:
+        if byte_at(at) == OPEN or byte_at(at) == _LIST:
+            if depth == _DEEPEST:
+                return 0
+            inside = byte_at(at) == OPEN
+            depth, kinds = depth + 1, 2 * kinds + inside
+            at = skip_spaces(at + 1, end)
+            if at < end and byte_at(at) != (CLOSE if inside else _LIST_END):
+                if inside:
+                    at = skip_key(at, end)
+                continue
+        else:
+            at = skip_scalar(at, end)
+            if at == 0:
+                return 0
+        while depth:
+            at = skip_spaces(at, end)
+            if at >= end:
+                return 0
+            inside = kinds & 1
+            if byte_at(at) != (CLOSE if inside else _LIST_END):
+                if byte_at(at) != COMMA:
+                    return 0
+                at = skip_spaces(at + 1, end)
+                if inside:
+                    at = skip_key(at, end)
+                break
+            depth, kinds, at = depth - 1, kinds >> 1, at + 1
+        if depth == 0:
+            return at
+    return 0
 
 
 @kernel

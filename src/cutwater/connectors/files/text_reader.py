@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutwater.connectors.base import Json, SourceContext, Split
 from cutwater.connectors.files.line_blocks import Block, LineBlocks
 from cutwater.connectors.files.listing import FileEntry
-from cutwater.connectors.files.schemas import SchemaOrigin, check_columns, good_and_bad, name_differences
+from cutwater.connectors.files.schemas import SchemaOrigin, Widened, check_columns, good_and_bad, name_differences, only
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.errors import DataError
 
@@ -101,6 +101,7 @@ class TextReader:
         text: TextFormat,
         divert: SourceContext | None,
         block_bytes: int | None = None,
+        columns: frozenset[str] | None = None,
     ) -> None:
         self._entry = FileEntry.from_data(split.data)
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
@@ -108,7 +109,10 @@ class TextReader:
         self._names = self._column_names(start.names)
         at = (start.offset, start.line) if position is None else (int(position["offset"]), int(position["line"]))
         self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES)
-        self._plain = text.plain(schema, self._names)
+        self._read_schema = only(schema, columns) if text.passes_over else schema
+        """The columns that are parsed; the others are null."""
+        self._widened = Widened(schema)
+        self._plain = text.plain(self._read_schema, self._names)
         self._passed = self._pass = 0
         """Blocks parsed without a try of ``_plain``, since a block was not plain; how many that shall be."""
         self._parsed: _Parsed | None = None
@@ -188,8 +192,9 @@ class TextReader:
         if len(batches) == 1:
             table = batches[0]
         else:
-            table = pa.concat_batches([pa.RecordBatch.from_pylist([], schema=self._schema), *batches])
+            table = pa.concat_batches([pa.RecordBatch.from_pylist([], schema=self._read_schema), *batches])
         offsets = np.append(block.starts[numbers], len(block.data)) + block.offset
+        table = self._widened.widen(table)
         return _Parsed(table, offsets, np.append(block.lines[numbers], block.end_line), items)
 
     def _batch(self, block: Block, first: int, stop: int) -> pa.RecordBatch:
@@ -203,7 +208,7 @@ class TextReader:
                 return batch
             self._passed, self._pass = 0, min(2 * self._pass + 1, _PASS_MOST)
         self._passed += 1
-        return self._text.parse(data, stop - first, self._schema, self._names, newlines=block.quoted_newlines)
+        return self._text.parse(data, stop - first, self._read_schema, self._names, newlines=block.quoted_newlines)
 
     def _raw(self, block: Block, row: int) -> str:
         data = block.data[int(block.starts[row]) : int(block.ends[row])]

@@ -8,7 +8,7 @@ are only carried, renamed or dropped stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +188,14 @@ def prune(operations: Sequence[Operation], outputs: Sequence[str]) -> list[Opera
         operation, needed = operation.prune(needed)
         pruned.append(operation)
     return pruned[::-1]
+
+
+def columns_needed(operations: Sequence[Operation], outputs: Iterable[str]) -> frozenset[str]:
+    """The columns of a batch that the operations read, or carry, for some of their results."""
+    needed = set(outputs)
+    for operation in reversed(operations):
+        _, needed = operation.prune(needed)
+    return frozenset(needed)
 
 
 def run(operations: Sequence[Operation], batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:

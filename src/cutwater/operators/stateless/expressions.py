@@ -30,6 +30,7 @@ from cutwater.operators.stateless.expression_plan import (
     Operation,
     Project,
     arrow_type,
+    columns_needed,
     first_failing,
     prune,
     readable,
@@ -115,6 +116,9 @@ class ExpressionSpec(OneInputSpec):
     @property
     def keeps_every_row(self) -> bool:
         return not any(isinstance(stage, Filter) for stage in self.stages)
+
+    def columns_for(self, wanted: frozenset[str] | None) -> frozenset[str]:
+        return columns_needed(self._compiled(trial=False).operations, self._output.names if wanted is None else wanted)
 
     def fused(self, after: OperatorSpec) -> ExpressionSpec | None:
         """Both as one, if ``after`` has expressions too: rows pass through a single operator.

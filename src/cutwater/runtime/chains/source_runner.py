@@ -114,11 +114,13 @@ class SourceRunner:
         plan_step: the read step (its spec is the source).
         subtask: number of this subtask.
         rate: rows per second for this subtask, or None.
+        columns: those that somebody reads; ``None``: all.
     """
 
     plan_step: Step
     subtask: int
     rate: float | None = None
+    columns: frozenset[str] | None = None
     no_more: bool = False
     limit: StepLimit | None = None
     """Of a fork that follows its leader."""
@@ -145,9 +147,11 @@ class SourceRunner:
 
     def __post_init__(self) -> None:
         self.step = self.plan_step.id
-        self.source = cast(Source, self.plan_step.spec)
         options = self.plan_step.options
         self._event_time = cast("str | None", options.get("event_time"))
+        times = frozenset() if self._event_time is None else {self._event_time}
+        source = SourceHooks(cast(Source, self.plan_step.spec))
+        self.source = source.reading(None if self.columns is None else self.columns | times)
         self._bound_us = cast(int, options.get("out_of_order_us", 0))
         self._bad_rows = options.get("bad_rows", "fail")
         self._schema = self.plan_step.outputs[0].schema

@@ -186,8 +186,15 @@ _POLL_S = 0.01
 class RecordingSource(SourceRunner):
     """Logs what is read from which split, and reads it again."""
 
-    def __init__(self, plan_step: Step, subtask: int, rate: float | None, order: SubtaskDeterminants) -> None:
-        super().__init__(plan_step, subtask, rate)
+    def __init__(
+        self,
+        plan_step: Step,
+        subtask: int,
+        rate: float | None,
+        columns: frozenset[str] | None,
+        order: SubtaskDeterminants,
+    ) -> None:
+        super().__init__(plan_step, subtask, rate, columns)
         self._log = order
         self._hidden: list[SplitAssignment] = []
         self._all_known = self._drained = False

@@ -12,7 +12,7 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
-from cutwater.plan.planner import FusedNode, fuse_links
+from cutwater.plan.planner import FusedNode, columns_of_source, fuse_links
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
 from cutwater.protocol.channel.sending import ReplayBuffer
@@ -273,11 +273,12 @@ class Wiring:
             return None
         rate = self._deploy.rates.get(step.id)
         if self._order is None:
-            runner = SourceRunner(step, self._slot, rate)
+            runner = SourceRunner(step, self._slot, rate, columns_of_source(self._plan, vertex))
         else:
             from cutwater.runtime.worker.recording import RecordingSource
 
-            runner = RecordingSource(step, self._slot, rate, self._order)
+            columns = columns_of_source(self._plan, vertex)
+            runner = RecordingSource(step, self._slot, rate, columns, self._order)
         if self._deploy.limits is not None:
             runner.limit = self._deploy.limits.get(step.id)
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)

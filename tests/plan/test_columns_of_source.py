@@ -1,0 +1,50 @@
+"""Which columns of a source somebody reads, here or behind an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+
+import cutwater as cw
+from cutwater.api.streams.stream import Stream
+from cutwater.plan.planner import columns_of_source, make_plan
+
+SCHEMA = "at timestamp, k string, kind string, n long, more string"
+
+
+def columns(make: Callable[[Stream], Any]) -> set[str] | None:
+    flow = cw.Dataflow("columns")
+    make(flow.read("rows", cw.memory([], schema=SCHEMA), event_time="at", out_of_order="1s"))
+    plan = make_plan(flow.graph, 2)
+    vertex = next(v for v in plan.vertices if v.steps[0] == "rows")
+    found = columns_of_source(plan, vertex)
+    return None if found is None else set(found)
+
+
+def windows(stream: Stream) -> Any:
+    keyed = stream.filter("paid", pl.col("kind") != "view").key_by("k")
+    return keyed.window("w", cw.tumbling("1m")).aggregate("sums", n=cw.sum("n")).write("out", cw.console())
+
+
+def both(stream: Stream) -> Any:
+    windows(stream)
+    return stream.select("few", "more").write("more", cw.console())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (windows, {"at", "k", "kind", "n"}),
+        (both, None),
+        (lambda s: s.write("out", cw.console()), None),
+        (lambda s: s.select("few", "k").write("out", cw.console()), {"k"}),
+        (lambda s: s.with_columns("twice", m=pl.col("n") * 2).select("few", "m").write("out", cw.console()), {"n"}),
+        (lambda s: s.map_batches("same", lambda batches: batches, schema=SCHEMA).write("out", cw.console()), None),
+        (lambda s: s.key_by("k").aggregate("total", n=cw.count()).write("out", cw.console()), {"at", "k"}),
+    ],
+)
+def test_columns_that_are_read(make: Callable[[Stream], Any], expected: set[str] | None):
+    assert columns(make) == expected

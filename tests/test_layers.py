@@ -51,7 +51,7 @@ PROTOCOL_MAY_IMPORT = {"msgspec"} | (
 
 PROTOCOL_EXCEPTIONS = {
     ("cutwater.protocol.wire", "secrets"): "a nonce comes from the operating system, never from a seed",
-    ("cutwater.protocol.job.restart", "random"): "takes a seeded random.Random from outside",
+    ("cutwater.protocol.job.restart_budget", "random"): "takes a seeded random.Random from outside",
 }
 
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

@@ -19,7 +19,7 @@ from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan import recovery
 from cutwater.plan.planner import make_plan
 from cutwater.plan.recovery import check_recovery, pin_tables, recovery_division, widened
-from cutwater.protocol.job.regions import partners
+from cutwater.protocol.job.recovery_scope import partners
 from subtask_context import Subtask
 
 Build = Callable[[Stream, Stream], Any]

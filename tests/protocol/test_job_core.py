@@ -14,7 +14,7 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Follow, Topology
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.protocol.protocols import CheckpointKind, FailureReason
 from cutwater.protocol.subtask.host import LoopReport
 

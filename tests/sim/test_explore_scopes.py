@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cutwater.protocol.job.regions import Division
+from cutwater.protocol.job.recovery_scope import Division
 from cutwater.sim.explorer.explore import explore_world
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.scopes import Parts

@@ -12,7 +12,7 @@ from cutwater.connectors.base import Sink, settles_subtasks
 from cutwater.errors import BuildError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.hosts import Topology
-from cutwater.protocol.job.regions import Division, Subtask, divide
+from cutwater.protocol.job.recovery_scope import Division, Subtask, divide
 
 
 def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:

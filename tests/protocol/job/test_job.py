@@ -10,7 +10,7 @@ from cutwater.config import RestartConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.restart_budget import RestartDecider
 
 SUBTASKS = frozenset({(0, 0), (0, 1)})
 

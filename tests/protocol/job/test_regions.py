@@ -13,8 +13,8 @@ from cutwater.config import RestartConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.regions import Division, lost_together, regions_of, slots_of, units_of
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.recovery_scope import Division, lost_together, regions_of, slots_of, units_of
+from cutwater.protocol.job.restart_budget import RestartDecider
 
 A = frozenset({(0, 0), (0, 1)})
 B = frozenset({(1, 0), (1, 1)})

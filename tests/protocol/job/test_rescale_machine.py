@@ -11,7 +11,7 @@ from cutwater.config import RestartConfig
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.restart_budget import RestartDecider
 
 
 class Cluster:

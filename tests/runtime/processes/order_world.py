@@ -24,7 +24,7 @@ from cutwater.plan.planner import make_plan
 from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.channel.items import Rows
-from cutwater.protocol.job.regions import Division
+from cutwater.protocol.job.recovery_scope import Division
 from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c

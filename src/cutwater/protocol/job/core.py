@@ -52,8 +52,8 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import CheckpointHost, Follow, JobHost, Topology
 from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.regions import Place, Subtask
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.recovery_scope import Place, Subtask
+from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.protocol.protocols import CheckpointKind, FailureReason
 
 

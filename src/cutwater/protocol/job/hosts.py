@@ -10,7 +10,7 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import SendVerdict
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
-from cutwater.protocol.job.regions import Region, Subtask
+from cutwater.protocol.job.recovery_scope import Region, Subtask
 from cutwater.protocol.protocols import CheckpointKind
 
 

@@ -17,8 +17,8 @@ A *recruit* is a worker of a slot beyond the group: it waits there for a rescale
 ``Reshape`` gives the job another group: the attempt ends without a failure, and the next one begins as soon as all are
 there.
 
-A failure while RUNNING that concerns some *regions* only (``protocol.job.regions``) takes just these down: the phase
-stays, the others run on, and once the workers are there the regions begin again under a new attempt number::
+A failure while RUNNING that concerns some *regions* only (``protocol.job.recovery_scope``) takes just these down: the
+phase stays, the others run on, and once the workers are there the regions begin again under a new attempt number::
 
     region up ──failed──> down ──delay over, its slots filled──> deploying ──all its workers ready──> up
 
@@ -38,8 +38,8 @@ from dataclasses import dataclass, field
 from cutwater.errors import InvariantError
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.messages import Effect, Event, JobPhase, Outcome
-from cutwater.protocol.job.regions import Division, Region
-from cutwater.protocol.job.restart import GiveUp, RestartDecider
+from cutwater.protocol.job.recovery_scope import Division, Region
+from cutwater.protocol.job.restart_budget import GiveUp, RestartDecider
 
 _LIVE = frozenset({JobPhase.FORMING, JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING, JobPhase.RESTARTING})
 _ATTEMPT = frozenset({JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 
 from cutwater.errors import InvariantError, WireError
 from cutwater.protocol.determinants import read_varint, write_varint
-from cutwater.protocol.job.regions import Region, Subtask
+from cutwater.protocol.job.recovery_scope import Region, Subtask
 
 
 class _Log:

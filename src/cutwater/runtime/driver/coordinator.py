@@ -19,7 +19,7 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import Topology
-from cutwater.protocol.job.regions import Subtask
+from cutwater.protocol.job.recovery_scope import Subtask
 from cutwater.protocol.protocols import CheckpointKind
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink, now_ms

@@ -20,7 +20,7 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import CheckpointHost, Topology
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import ControlServer, WorkerLink, now_ms
 from cutwater.runtime.control.messages import CopiesHeld

@@ -28,7 +28,7 @@ from cutwater.plan.other_sinks import guarded_plan
 from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.job.messages import Outcome
-from cutwater.protocol.job.regions import Region
+from cutwater.protocol.job.recovery_scope import Region
 from cutwater.runtime.copies.copies import sweep_copies
 from cutwater.runtime.driver.forks import ForkLog
 from cutwater.runtime.failures import first_line

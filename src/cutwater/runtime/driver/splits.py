@@ -12,7 +12,7 @@ import msgspec
 from cutwater.connectors.base import Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.protocol.job.regions import Region
+from cutwater.protocol.job.recovery_scope import Region
 from cutwater.protocol.subtask.source_times import StepTimes, SubtaskTime
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.messages import SplitAssignment

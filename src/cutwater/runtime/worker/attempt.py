@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import NondeterminismError, WireError
 from cutwater.protocol import messages as m
-from cutwater.protocol.job.regions import Place, partners
+from cutwater.protocol.job.recovery_scope import Place, partners
 from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection

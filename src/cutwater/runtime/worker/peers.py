@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cutwater.errors import CutwaterError, WireError
-from cutwater.protocol.job.regions import Place
+from cutwater.protocol.job.recovery_scope import Place
 from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection, connect
 

@@ -22,7 +22,7 @@ from cutwater.plan.graph import Channel, Step
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import End, Item, Rows, Watermark
 from cutwater.protocol.determinants import CONTROL, OWN, Choice, ChoiceKind, ChoiceReader, ChoiceWriter, Run
-from cutwater.protocol.job.regions import Subtask as SubtaskKey
+from cutwater.protocol.job.recovery_scope import Subtask as SubtaskKey
 from cutwater.protocol.subtask.source_times import SubtaskTime
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.chain import ProcessingClock

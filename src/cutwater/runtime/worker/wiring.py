@@ -16,7 +16,7 @@ from cutwater.plan.planner import FusedNode, columns_of_source, fuse_links
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
 from cutwater.protocol.channel.sending import ReplayBuffer
-from cutwater.protocol.job.regions import Division, Place
+from cutwater.protocol.job.recovery_scope import Division, Place
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine

@@ -30,7 +30,7 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.other_sinks import guarded_plan, shadowed_plan
 from cutwater.plan.planner import replan
 from cutwater.plan.recovery import recovery_division
-from cutwater.protocol.job.regions import Division
+from cutwater.protocol.job.recovery_scope import Division
 from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection, DataServer
 from cutwater.runtime.control import messages as c

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.determinants import CONTROL, DeterminantLog, Run
-from cutwater.protocol.job.regions import Division, units_of
+from cutwater.protocol.job.recovery_scope import Division, units_of
 from cutwater.sim.explorer.effects import coordinate
 from cutwater.sim.explorer.world import END, Action, Barrier, Cut
 from cutwater.sim.schedules.graphs import Graph

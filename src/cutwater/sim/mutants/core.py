@@ -19,7 +19,7 @@ from cutwater.protocol.checkpoint.loops import (
     WaveFailed,
 )
 from cutwater.protocol.job.core import JobCore
-from cutwater.protocol.job.regions import Place, Subtask
+from cutwater.protocol.job.recovery_scope import Place, Subtask
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger

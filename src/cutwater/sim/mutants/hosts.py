@@ -13,7 +13,7 @@ from cutwater.protocol.channel.items import Barrier, Item, Rows, Timed, Watermar
 from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.channel.sending import ReplayBuffer, SendingEnd
 from cutwater.protocol.determinants import DeterminantLog
-from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
+from cutwater.protocol.job.recovery_scope import Division, Region, lost_together, units_of
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore
 from cutwater.protocol.subtask.performer import Performer
 from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, Passed, RedistributedEdge, merged_time

@@ -18,7 +18,7 @@ from cutwater.config import RecoveryName
 from cutwater.errors import DataError
 from cutwater.plan.cycles import back_edges, components
 from cutwater.protocol.job.hosts import Topology
-from cutwater.protocol.job.regions import Division, Subtask, divide
+from cutwater.protocol.job.recovery_scope import Division, Subtask, divide
 
 How: TypeAlias = Literal["forward", "hash", "rebalance"]
 

@@ -17,7 +17,7 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Topology
-from cutwater.protocol.job.restart import RestartDecider
+from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.protocol.protocols import CheckpointKind
 from cutwater.sim.world.disk import Done
 from cutwater.sim.world.driver_storage import DriverStorage

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.job.regions import partners
+from cutwater.protocol.job.recovery_scope import partners
 from cutwater.sim.world.channels import Pipe
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cutwater.config import RestartConfig
-from cutwater.protocol.job.restart import GiveUp, Restart, RestartDecider
+from cutwater.protocol.job.restart_budget import GiveUp, Restart, RestartDecider
 
 
 def decider(seed=0, **config):

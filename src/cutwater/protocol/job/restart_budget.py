@@ -1,4 +1,4 @@
-"""Restart strategies: they decide whether and when a failed job starts again (R5)."""
+"""The restart budget: whether and when a failed job starts again, by each strategy (R5)."""
 
 from __future__ import annotations
 

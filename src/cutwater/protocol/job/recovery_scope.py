@@ -1,4 +1,4 @@
-"""Regions: subtasks that must go back together.
+"""What goes back after a failure: regions, which are subtasks that must go back together.
 
 *Regions* (R2) are the connected components of the physical graph.  Rows never pass from one region to another, and a
 barrier reaches each region through its own sources.  So a region that goes back to the last completed checkpoint makes

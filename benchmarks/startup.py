@@ -69,7 +69,7 @@ def main() -> None:
     import pyspark.java_gateway
     import pyspark.sql  # pyright: ignore[reportUnusedImport]
 
-    from cutwater.runtime.driver.group import Group
+    from cutwater.runtime.driver.worker_group import WorkerGroup
     from cutwater.runtime.status.board import StatusBoard
     from cutwater.spark import session
     from cutwater.ui import cli, run
@@ -79,8 +79,8 @@ def main() -> None:
     marks.around(pyspark.java_gateway, "launch_gateway", after="Spark's launcher and the Java process")
     marks.around(session, "_launch", after="SparkContext")
     marks.around(run, "session", after="SparkSession")
-    marks.around(Group, "launch_all", after="job prepared")
-    marks.around(Group, "joined", before="Spark's first query; daemon with imports and kernels; a worker")
+    marks.around(WorkerGroup, "launch_all", after="job prepared")
+    marks.around(WorkerGroup, "joined", before="Spark's first query; daemon with imports and kernels; a worker")
     marks.around(StatusBoard, "running", after="all workers connected and restored")
     marks.around(StatusBoard, "ended", before="rows, final checkpoint, commit; workers gone")
     with tempfile.TemporaryDirectory() as folder:

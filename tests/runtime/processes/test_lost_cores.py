@@ -124,7 +124,7 @@ def test_a_process_that_never_comes_is_started_anew(start, fake_spark: FakeSpark
 def test_processes_that_never_come_again_and_again_end_the_job_with_the_truth(
     start, fake_spark: FakeSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.runtime.driver.group._RELAUNCH_LIMIT", 1)
+    monkeypatch.setattr("cutwater.runtime.driver.worker_group._REPLACEMENT_LIMIT", 1)
     fake_spark.prepare = lambda args: time.sleep(3_600)
     job = start(counting("never", gated(tmp_path, ROWS), tmp_path / "out"), boot_timeout="500ms", parallelism=1)
     with pytest.raises(cw.CutwaterError, match=r"worker of slot 0 does not start: it had a core on host here for 0 s"):

@@ -26,7 +26,7 @@ from runtime_world import (
 from cutwater.errors import CutwaterError, JobFailedError, ResourceError, StorageError, WireError
 from cutwater.protocol.wire import ClientHandshake, Peer
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.driver import group
+from cutwater.runtime.driver import worker_group
 from cutwater.runtime.transport.secret import new_secret, shake
 
 ROWS = 12_000
@@ -56,7 +56,7 @@ def test_a_worker_that_never_starts_is_given_up(
     def broken(args: Any) -> None:
         os._exit(3)
 
-    monkeypatch.setattr(group, "_RELAUNCH_LIMIT", 2)
+    monkeypatch.setattr(worker_group, "_REPLACEMENT_LIMIT", 2)
     fake_spark.prepare = broken
     job = start(counting("never", gated(tmp_path, ROWS), tmp_path / "out"))
     with pytest.raises(CutwaterError, match="does not start"):

@@ -24,7 +24,7 @@ from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import ControlServer, WorkerLink, now_ms
 from cutwater.runtime.control.messages import CopiesHeld
-from cutwater.runtime.driver.group import Group, Roster
+from cutwater.runtime.driver.worker_group import Roster, WorkerGroup
 from cutwater.runtime.failures import FailureLedger, internal_error
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.transport.secret import new_secret
@@ -164,7 +164,7 @@ class Driver:
         )
         self.machine = self.core.machine
         made = host(lambda slot, error: self.later(lambda: self._slot_ended(slot, error)))
-        self.group = Group(topology.slots, made, roster, self._duties.worker_args, self._after)
+        self.group = WorkerGroup(topology.slots, made, roster, self._duties.worker_args, self._after)
         self._server = ControlServer(
             made.address,
             self.secret,

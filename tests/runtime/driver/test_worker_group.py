@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink
-from cutwater.runtime.driver.group import Group
+from cutwater.runtime.driver.worker_group import WorkerGroup
 
 
 class Link:
@@ -23,17 +23,17 @@ class Link:
 
 
 @pytest.fixture
-def group() -> Group:
+def group() -> WorkerGroup:
     nobody: Any = SimpleNamespace(joined=lambda hello: None, left=lambda slot: None)
-    return Group(2, nobody, nobody, nobody, nobody)
+    return WorkerGroup(2, nobody, nobody, nobody, nobody)
 
 
-def join(group: Group, slot: int, pid: int, host: str) -> tuple[Any, Any]:
+def join(group: WorkerGroup, slot: int, pid: int, host: str) -> tuple[Any, Any]:
     link: Any = Link()
     return link, group.joined(link, c.Hello(slot, pid, host, (host, 5000)))
 
 
-def test_whoever_is_replaced_or_lost_is_told_with_host_and_process(group: Group) -> None:
+def test_whoever_is_replaced_or_lost_is_told_with_host_and_process(group: WorkerGroup) -> None:
     old, joined = join(group, 1, 41, "node7")
     assert joined.replaced == ""
     new, joined = join(group, 1, 42, "node8")
@@ -44,7 +44,7 @@ def test_whoever_is_replaced_or_lost_is_told_with_host_and_process(group: Group)
     assert (lost.slot, lost.where) == (1, "on host node8 (pid 42)")
 
 
-def test_a_worker_that_leaves_with_a_smaller_group_is_told_with_host_and_process(group: Group) -> None:
+def test_a_worker_that_leaves_with_a_smaller_group_is_told_with_host_and_process(group: WorkerGroup) -> None:
     group._submitted[1] = 1
     join(group, 1, 42, "node8")
     assert [left.where for left in group.resize(1, "the job goes on without it")] == ["on host node8 (pid 42)"]

@@ -19,7 +19,7 @@ from cutwater.runtime.failures import root_cause
 from cutwater.runtime.spark_host import SlotTask, SparkHost
 from cutwater.runtime.worker.worker import SlotArgs
 
-_RELAUNCH_LIMIT = 8
+_REPLACEMENT_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
 _BROKEN_PYTHON = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 """In the cause of a Spark job's end: the next try would end in the same way."""
@@ -37,7 +37,7 @@ class Roster(Protocol):
     def copied(self, slot: int, copies: CopiesHeld) -> None: ...
 
 
-class Group:
+class WorkerGroup:
     """Belongs to the coordinator's thread.
 
     Args:
@@ -72,9 +72,9 @@ class Group:
     def launch_all(self) -> None:
         """Submit the Spark jobs of all slots."""
         for slot in range(self.slots):
-            self._launch(slot)
+            self._submit(slot)
 
-    def _launch(self, slot: int) -> None:
+    def _submit(self, slot: int) -> None:
         self._submitted[slot] += 1
         self._host.launch(slot, self._make_args(slot))
 
@@ -82,7 +82,7 @@ class Group:
         """Submit the Spark jobs of slots beyond the group, which may become part of it."""
         first, self._reach = self._reach, max(self._reach, slots)
         for slot in range(first, self._reach):
-            self._launch(slot)
+            self._submit(slot)
 
     def resize(self, slots: int, reason: str) -> list[j.WorkerLost]:
         """The group has so many slots from now on: workers beyond leave, and missing ones are on their way."""
@@ -164,7 +164,7 @@ class Group:
             self.links[slot].sever()
 
     def slot_ended(self, slot: int, error: BaseException | None) -> CutwaterError | None:
-        """A slot's Spark job ended: submit it again; an error if that has no point any more."""
+        """A slot's Spark job ended: ask for a replacement; an error if that has no point any more."""
         self._submitted[slot] -= 1
         hung = self._hung.pop(slot, None)
         if self._closing or slot >= self._reach or self._submitted[slot]:  # a dismissed one's, perhaps
@@ -176,7 +176,7 @@ class Group:
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
         cause = hung or cause
         broken_python = any(sign in cause for sign in _BROKEN_PYTHON)
-        if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
+        if times > _REPLACEMENT_LIMIT or (broken_python and times > 1):
             if slot >= self.slots:
                 return None  # the rescale that wants it ends by its deadline
             hint = ""
@@ -184,15 +184,19 @@ class Group:
                 hint = "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
                 hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)."
             return ResourceError(f"the worker of slot {slot} does not start: {cause}", hint=hint)
-        if times == 1:
-            self._launch(slot)
-        else:
-            self._later(min(0.1 * 2**times, 5.0), lambda: self._relaunch(slot))
+        self._ask_for_replacement(slot, times)
         return None
 
-    def _relaunch(self, slot: int) -> None:
+    def _ask_for_replacement(self, slot: int, times: int) -> None:
+        """Submit the slot's Spark job again: at once the first time, later and later after that."""
+        if times == 1:
+            self._submit(slot)
+        else:
+            self._later(min(0.1 * 2**times, 5.0), lambda: self._replace(slot))
+
+    def _replace(self, slot: int) -> None:
         if not self._closing and slot < self._reach and slot not in self.links and not self._submitted[slot]:
-            self._launch(slot)
+            self._submit(slot)
 
     @property
     def missing(self) -> frozenset[int]:

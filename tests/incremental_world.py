@@ -12,7 +12,8 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import next_checkpoint_id, verify_checkpoint
 from cutwater.storage.snapshot.chains import Chains, chains_of, extended, worth_extending
 from cutwater.storage.snapshot.manifest import Entry, Manifest
-from cutwater.storage.snapshot.retention import Retention, list_shared, publish
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_shared
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
 from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN

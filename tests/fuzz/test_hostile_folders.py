@@ -35,7 +35,8 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import attached_to
 from cutwater.storage.reading import choose, open_snapshot
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.retention import Retention, list_jobs, publish
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_jobs
 from cutwater.storage.snapshot.savepoint import Claim, SavepointManifest, publish_savepoint
 from cutwater.storage.snapshot.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest

@@ -311,7 +311,7 @@ def test_the_command_line_tells_the_same_and_exits_with_3_where_it_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cutwater.storage.job_log import JobLog
-    from cutwater.storage.snapshot.retention import publish
+    from cutwater.storage.snapshot.publish import publish
     from cutwater.storage.store.local import LocalStore
     from cutwater.ui.cli import main
 

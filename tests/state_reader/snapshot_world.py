@@ -16,7 +16,7 @@ from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot.chains import Chains, extended
 from cutwater.storage.snapshot.manifest import Entry, Manifest
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.local import LocalStore
 from subtask_context import Subtask

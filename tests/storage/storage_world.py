@@ -12,7 +12,7 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import Restorable
 from cutwater.storage.snapshot.chains import extended
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Seal

@@ -11,7 +11,7 @@ from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageErr
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import attached_to
 from cutwater.storage.reading import choose, verify_checkpoint
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import load_manifest, read_segment
 from cutwater.storage.store.memory import Fault, MemoryStore
 from damage import flipped, truncated
@@ -24,7 +24,7 @@ def healthy(request):
     log.begin_attempt("driver")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large manifests":
-            patch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+            patch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
         for checkpoint_id in (1, 2):
             take_checkpoint(store, log, checkpoint_id)
     assert (f"{JOB}/chk-2/manifest-1.json" in store.files) == (request.param == "large manifests")

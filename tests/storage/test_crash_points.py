@@ -149,7 +149,7 @@ def test_an_unreadable_answer_to_a_create_is_doubt_too():
 def test_a_failed_publish_can_be_tried_again_with_the_same_manifest():
     from storage_world import manifest_of, write_parts
 
-    from cutwater.storage.snapshot.retention import publish
+    from cutwater.storage.snapshot.publish import publish
 
     store, log = prepared()
     manifest = manifest_of(log, 5, write_parts(store, 5, log.attempt))

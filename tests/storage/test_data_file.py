@@ -17,7 +17,8 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.snapshot import data_file
 from cutwater.storage.snapshot.data_file import Continued, DataFile
 from cutwater.storage.snapshot.manifest import Entry
-from cutwater.storage.snapshot.retention import Retention, list_shared, older_entries, publish
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_shared, older_entries
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore

@@ -22,7 +22,8 @@ from cutwater.storage.log_entries import parse_entry
 from cutwater.storage.reading import choose, open_snapshot, verify_checkpoint
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, decoded
 from cutwater.storage.snapshot.manifest import Entry
-from cutwater.storage.snapshot.retention import list_jobs, publish
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import list_jobs
 from cutwater.storage.snapshot.savepoint import Claim
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs

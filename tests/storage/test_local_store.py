@@ -15,7 +15,7 @@ from storage_world import JOB, manifest_of, segment
 
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.job_log import JobLog
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store import local
 from cutwater.storage.store.local import TEMP_PREFIX, LocalStore
@@ -91,7 +91,7 @@ def test_another_process_syncs_a_folder_it_did_not_make(store, syncs):
 @pytest.mark.parametrize(("attached", "publishing"), [(True, 2), (False, 5)])
 def test_a_checkpoint_of_two_workers_costs_few_syncs(store, syncs, monkeypatch, attached, publishing):
     if not attached:
-        monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     workers = [LocalStore(store.root), LocalStore(store.root)]
     log = JobLog(store, JOB)
     log.begin_attempt("driver")

@@ -19,7 +19,8 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, next_checkpoint_id
 from cutwater.storage.snapshot.chains import extended
 from cutwater.storage.snapshot.manifest import Entry
-from cutwater.storage.snapshot.retention import Retention, list_shared, publish, shared_files
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
 from cutwater.storage.store.memory import MemoryStore
 
@@ -74,7 +75,7 @@ def chain_of(driver: Driver) -> list[int]:
 
 def healthy(large: bool, patch: pytest.MonkeyPatch, checkpoints: int = 6) -> tuple[MemoryStore, Driver]:
     if large:
-        patch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+        patch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     store = MemoryStore()
     driver = Driver(store, "first")
     for _ in range(checkpoints):
@@ -186,7 +187,7 @@ def test_before_a_start_the_job_goes_on_from_what_is_whole_or_refuses(large: boo
 @pytest.mark.parametrize("anew", [False, True], ids=["the next builds on older ones", "the next begins anew"])
 def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(monkeypatch, anew: bool) -> None:
     """Also if the next checkpoint does not look at older ones, and takes its place before anything is collected."""
-    monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+    monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     store, driver = healthy(True, monkeypatch)
     old = driver.log.state.completed[-1]
     store.delete(f"{JOB}/{old.path}")

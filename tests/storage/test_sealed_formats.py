@@ -27,7 +27,7 @@ from storage_world import (
 from cutwater.errors import SealError
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, open_snapshot, verify_checkpoint
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.savepoint import SavepointManifest, publish_savepoint
 from cutwater.storage.snapshot.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot.segment_files import load_manifest
@@ -125,5 +125,5 @@ def make_golden() -> None:
         files = SavepointWriter(savepoint, "savepoint-2").add_state("count", 0, range(128), [segment(2, 0, 40)])
         manifest = SavepointManifest.of(manifest_of(log, 2, []), files, committed_by=2)
         publish_savepoint(savepoint, "savepoint-2", manifest)
-        with mock.patch("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0):
+        with mock.patch("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0):
             publish(store, log, manifest_of(log, 3, write_shared(store, 3, 1, [])))

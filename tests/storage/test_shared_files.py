@@ -17,7 +17,8 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import verify_checkpoint
 from cutwater.storage.snapshot.chains import MAX_DELTAS, Chains, extended, worth_extending
 from cutwater.storage.snapshot.manifest import FORMAT_VERSION, Entry
-from cutwater.storage.snapshot.retention import Retention, list_shared, publish, shared_files
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import MemoryStore

@@ -17,7 +17,7 @@ from cutwater.state.segments import Segment
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, verify_checkpoint
 from cutwater.storage.snapshot.manifest import FORMAT_VERSION
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import Fault, MemoryStore

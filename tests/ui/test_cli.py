@@ -14,7 +14,7 @@ from cutwater.runtime.driver.requests import watch
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import CheckpointCompleted, JobEnded, JobFinished
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.staged_input import Staged, sealed_staged
 from cutwater.storage.store.local import LocalStore
 from cutwater.ui.inspect import job_infos, render_jobs, verify_snapshot

@@ -24,7 +24,7 @@ from cutwater.runtime.control.messages import Message, ProcessPart, Timer
 from cutwater.storage.job_log import JobLog, wall_clock_ms
 from cutwater.storage.reading import choose, next_checkpoint_id, resolve_snapshot
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import open_store

@@ -34,7 +34,7 @@ from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import load_snapshot
 from cutwater.storage.snapshot.manifest import Manifest
-from cutwater.storage.snapshot.retention import publish
+from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.store.local import LocalStore
 
 __all__ = ["Generation", "Hub", "Lines", "Numbered", "differences"]

@@ -143,7 +143,7 @@ def test_after_going_back_what_came_later_cannot_be_restored(
     start, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     job = stopped(start, tmp_path, EACH)
     old, new = number(retained(tmp_path)[0]), number(retained(tmp_path)[-1])
     stopped(start, tmp_path, EACH, more=1, restore=f"{job.checkpoint_dir}@{old}")

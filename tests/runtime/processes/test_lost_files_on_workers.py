@@ -58,7 +58,7 @@ def test_a_missing_manifest_of_an_old_checkpoint_stops_nobody(
 ) -> None:
     """The newest one restores; new ones complete, and the damaged one is named."""
     if large:
-        monkeypatch.setattr("cutwater.storage.snapshot.retention.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     job = start(flow_of(tmp_path), inline_threshold_bytes=0)
     checkpointed(job, 6)
     job.cancel()

@@ -43,7 +43,8 @@ from cutwater.storage.reading import (
     snapshots_at,
 )
 from cutwater.storage.snapshot.manifest import EdgeRecord, Entry, Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.snapshot.retention import Retention, older_entries, publish
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, older_entries
 from cutwater.storage.snapshot.savepoint import Claim
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store

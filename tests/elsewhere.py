@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from cutwater.config import FileAccess
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.beneath import check_relative
+from cutwater.storage.store.no_follow import check_relative
 from cutwater.storage.store.opening import register_store
 from cutwater.storage.store.seal import PLAIN, Seal
 

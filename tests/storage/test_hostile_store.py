@@ -27,7 +27,7 @@ from cutwater.storage.snapshot.retention import list_jobs
 from cutwater.storage.snapshot.savepoint import Claim
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs
-from cutwater.storage.store import beneath
+from cutwater.storage.store import no_follow
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Kind, Seal, environment_seal, seal_of
 from reversal import Reversal
@@ -384,16 +384,16 @@ def test_a_link_beside_the_jobs_is_no_job_and_hides_none(tmp_path: Path) -> None
 
 REVERSALS = {
     "links to folders are followed": Reversal(
-        beneath.open_folder, "_FOLDER | os.O_NOFOLLOW", "_FOLDER", test_a_link_to_a_folder_is_followed_by_nothing
+        no_follow.open_folder, "_FOLDER | os.O_NOFOLLOW", "_FOLDER", test_a_link_to_a_folder_is_followed_by_nothing
     ),
     "links to files are followed": Reversal(
-        beneath.open_to_read,
+        no_follow.open_to_read,
         " | os.O_NOFOLLOW",
         "",
         test_a_link_to_a_file_is_not_followed_though_the_right_bytes_lie_there,
     ),
     "a FIFO is a file": Reversal(
-        beneath.open_to_read,
+        no_follow.open_to_read,
         "not stat.S_ISREG(status.st_mode)",
         "False",
         lambda folder: test_what_is_no_file_is_reported_and_does_not_hang(folder, "fifo"),

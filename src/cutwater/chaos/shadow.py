@@ -31,7 +31,7 @@ from cutwater.connectors.base import (
 from cutwater.connectors.files.sink import CollectSink
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.plan.graph import LogicalGraph, Step
-from cutwater.plan.other_sinks import shadow_of
+from cutwater.plan.replaced_sinks import shadow_of
 
 HOOKS = ("read", "write", "pre-commit", "commit")
 """Calls in which a worker can be told to raise."""

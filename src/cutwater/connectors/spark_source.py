@@ -35,7 +35,7 @@ from cutwater.storage.snapshot.staged_input import (
     read_staged,
     sealed_staged,
 )
-from cutwater.storage.store.beneath import open_to_read, opened_folder
+from cutwater.storage.store.no_follow import open_to_read, opened_folder
 from cutwater.storage.store.opening import parted, store_at
 from cutwater.storage.store.seal import PLAIN, Seal
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from cutwater.config import FileAccess
 from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.store.beneath import open_folder, open_to_read, opened_folder
+from cutwater.storage.store.no_follow import open_folder, open_to_read, opened_folder
 from cutwater.storage.store.opening import joined, open_store, store_at
 from cutwater.storage.store.seal import Seal
 

@@ -20,7 +20,7 @@ from cutwater.connectors.staging import TAMPERED, EndHandle, PieceCut, StagingAr
 from cutwater.connectors.staging_folders import TargetFolder, fsync_path, storage_errors
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.store.beneath import open_to_read, opened_folder
+from cutwater.storage.store.no_follow import open_to_read, opened_folder
 
 
 class PartHandle(msgspec.Struct, frozen=True, tag="part"):

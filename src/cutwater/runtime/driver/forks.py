@@ -19,7 +19,7 @@ import msgspec
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import ConfigError, CutwaterError, StorageError
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.other_sinks import shadowed_plan
+from cutwater.plan.replaced_sinks import shadowed_plan
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import messages as j
 from cutwater.runtime.control import messages as c

@@ -17,9 +17,9 @@ from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, Cutwa
 from cutwater.plan.checks import check_guarantees
 from cutwater.plan.compatibility import step_records
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
-from cutwater.plan.other_sinks import shadowed_plan
 from cutwater.plan.planner import make_plan
 from cutwater.plan.recovery import check_recovery, pin_tables
+from cutwater.plan.replaced_sinks import shadowed_plan
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.driver.forks import limits_of
 from cutwater.runtime.driver.publisher import Publisher

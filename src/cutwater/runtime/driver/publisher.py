@@ -24,8 +24,8 @@ from cutwater.connectors.staging import Guard
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError, StorageError
 from cutwater.plan.compatibility import check_compatible, edge_records, step_records
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.other_sinks import guarded_plan
 from cutwater.plan.recovery import subtasks_of
+from cutwater.plan.replaced_sinks import guarded_plan
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.job.messages import Outcome
 from cutwater.protocol.job.recovery_scope import Region

@@ -27,9 +27,9 @@ from cutwater.connectors.console import CONSOLE_LOGGER
 from cutwater.connectors.staging import Guard
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.other_sinks import guarded_plan, shadowed_plan
 from cutwater.plan.planner import replan
 from cutwater.plan.recovery import recovery_division
+from cutwater.plan.replaced_sinks import guarded_plan, shadowed_plan
 from cutwater.protocol.job.recovery_scope import Division
 from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection, DataServer

@@ -21,7 +21,7 @@ from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord,
 from cutwater.storage.snapshot.savepoint_files import SavepointFile, entries_of
 from cutwater.storage.snapshot.segment_files import encoded
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.beneath import check_relative
+from cutwater.storage.store.no_follow import check_relative
 from cutwater.storage.store.opening import another
 from cutwater.storage.store.paths import CLAIM_FILE, SAVEPOINT_FILE
 from cutwater.storage.store.seal import Seal, is_sealed

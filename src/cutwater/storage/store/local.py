@@ -23,7 +23,7 @@ import xxhash
 
 from cutwater.config import FileAccess
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
-from cutwater.storage.store.beneath import check_relative, open_folder, open_to_read, opened_folder
+from cutwater.storage.store.no_follow import check_relative, open_folder, open_to_read, opened_folder
 from cutwater.storage.store.seal import PLAIN, Seal
 
 _KEPT_BYTES = 1 << 20

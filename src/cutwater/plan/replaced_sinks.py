@@ -1,4 +1,4 @@
-"""A plan with other sinks: such as guard what they stage, and shadows.
+"""A plan with its sinks replaced: by such as guard what they stage, by shadows.
 
 What a sink would have been given lies in its shadow, exactly once, in a folder of the job.
 """

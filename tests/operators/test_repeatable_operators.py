@@ -27,7 +27,7 @@ from cutwater.operators.join import two_sided
 from cutwater.plan.planner import make_plan
 from cutwater.state.disk import tables
 from cutwater.state.rows import rows as rows_by_key
-from cutwater.state.table import bundles, keyed_segments, spill, timed_table
+from cutwater.state.table import keyed_segments, multi_row_keys, spill, timed_table
 from subtask_context import Subtask
 
 SCHEMA = pa.schema(
@@ -263,7 +263,7 @@ def test_a_restored_join_repeats_itself(name: str, monkeypatch: pytest.MonkeyPat
 
 LITTLE, PLENTY = 4_000, 1 << 22
 PARTS = [(spill, "_PART_ROWS"), (timed_table, "PART_ROWS")]
-PARTS += [(bundles, "PART_KEYS"), (rows_by_key, "PART_KEYS"), (keyed_segments, "_FEW_ROWS")]
+PARTS += [(multi_row_keys, "PART_KEYS"), (rows_by_key, "PART_KEYS"), (keyed_segments, "_FEW_ROWS")]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from cutwater.state.key_index import NullableIndex
 from cutwater.state.rows import rows as rows_by_key
 from cutwater.state.rows.keyed_rows import FrozenKeyedRows, KeyedRows
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.table import bundles, keyed_segments, spill, timed_table
-from cutwater.state.table.bundles import Bundles, FrozenBundles
+from cutwater.state.table import keyed_segments, multi_row_keys, spill, timed_table
 from cutwater.state.table.keyed_table import KeyedTable
+from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys, MultiRowKeys
 from cutwater.state.table.spill import Spill
 from cutwater.state.table.timed_table import TimeBuckets, TimedTable
 from cutwater.storage.snapshot.chains import extended
@@ -143,7 +143,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
     monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 4)
-    for module in (rows_by_key, bundles):
+    for module in (rows_by_key, multi_row_keys):
         monkeypatch.setattr(module, "PART_KEYS", 3)
     store = RocksStore(1 << 20)
     monkeypatch.setattr(backend, "open_store", lambda memory_bytes: store)
@@ -285,10 +285,19 @@ def test_sessions_that_left_memory_in_several_epochs_are_in_the_increment_once()
     sessions_in_journal()
 
 
-def _all_that_left(self: FrozenBundles[Any], epoch: int) -> Iterator[Bundles[Any]]:
+def _all_that_left(self: FrozenMultiRowKeys[Any], epoch: int) -> Iterator[MultiRowKeys[Any]]:
     """Without a thought of keys that left several times."""
     assert self.table.spilled is not None
     return (self._page(chunk.keys, chunk.values) for chunk in self.table.spilled.rows.journal(epoch))
+
+
+_parts = FrozenMultiRowKeys.parts
+
+
+def _none_is_newer(self: FrozenMultiRowKeys[Any], gids: Any, state_rows: Any) -> Any:
+    """Without a look at the keys that are in memory."""
+    self._index = NullableIndex(self._index.types)
+    return _parts(self, gids, state_rows)
 
 
 def _nothing_was_there(self: Spill, gids: Any) -> Any:
@@ -309,13 +318,13 @@ def _nothing_was_there(self: Spill, gids: Any) -> Any:
         (partial(run, "window join", range(1, 4)), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(fire, "early"), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(run, "interval join", range(1, 4)), FrozenKeyedRows, "added", lambda self, epoch, live: []),
-        (partial(fire, "sessions"), Bundles, "bring_due", lambda self, watermark: iter(())),
-        (partial(fire, "early sessions"), Bundles, "bring_waiting", lambda self: iter(())),
-        (partial(fire, "late sessions"), Bundles, "forget", lambda self, anchors: None),
-        (partial(run, "sessions", range(1, 4)), Bundles, "use", lambda self, anchors: None),
-        (sessions_in_journal, FrozenBundles, "journal", lambda self, epoch: iter(())),
-        (sessions_in_journal, FrozenBundles, "journal", _all_that_left),
-        (partial(run, "long sessions", range(1, 4)), bundles, "_copy", lambda index: NullableIndex(index.types)),
+        (partial(fire, "sessions"), MultiRowKeys, "bring_due", lambda self, watermark: iter(())),
+        (partial(fire, "early sessions"), MultiRowKeys, "bring_waiting", lambda self: iter(())),
+        (partial(fire, "late sessions"), MultiRowKeys, "forget", lambda self, anchors: None),
+        (partial(run, "sessions", range(1, 4)), MultiRowKeys, "use", lambda self, anchors: None),
+        (sessions_in_journal, FrozenMultiRowKeys, "journal", lambda self, epoch: iter(())),
+        (sessions_in_journal, FrozenMultiRowKeys, "journal", _all_that_left),
+        (partial(run, "long sessions", range(1, 4)), FrozenMultiRowKeys, "parts", _none_is_newer),
     ],
     ids=(
         *("known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"),

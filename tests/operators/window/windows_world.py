@@ -19,7 +19,7 @@ from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, 
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state import backend
 from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.table import bundles, keyed_segments, spill, timed_table
+from cutwater.state.table import keyed_segments, multi_row_keys, spill, timed_table
 from keyed_world import aggregate, rows_of, same
 
 KINDS = ("count", "sum", "max", "first", "last", "mean")
@@ -229,7 +229,7 @@ def hardly_any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     for module, name in (
         (spill, "_PART_ROWS"),
         (timed_table, "PART_ROWS"),
-        (bundles, "PART_KEYS"),
+        (multi_row_keys, "PART_KEYS"),
         (keyed_segments, "_FEW_ROWS"),
     ):
         monkeypatch.setattr(module, name, 1)

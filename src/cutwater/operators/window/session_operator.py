@@ -24,10 +24,10 @@ from cutwater.operators.window.operator import Times, WindowOperator
 from cutwater.operators.window.table import Fold
 from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.segments import Segment, SegmentKind
-from cutwater.state.table.bundles import Bundles, FrozenBundles, all_gids
 from cutwater.state.table.changes import Changed, Deleted
 from cutwater.state.table.keyed_segments import RestoredRows, group_segments
 from cutwater.state.table.keyed_table import KeyedTable
+from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys, MultiRowKeys, all_gids
 from cutwater.state.table.timed_table import Passed, Pieces
 
 if TYPE_CHECKING:
@@ -158,19 +158,19 @@ class SessionTable:
         self._kept_gids = 0
         self._taken, self._came_out = np.zeros(0, np.int64), np.zeros(0, np.bool_)
         self._nexts, self._parents = np.zeros(0, np.int32), np.zeros(0, np.int32)
-        self._keys = None if backend is None or backend.in_memory else self._bundles(backend)
+        self._keys = None if backend is None or backend.in_memory else self._multi_row_keys(backend)
         """Keys with their sessions, where they may lie outside of memory."""
 
-    def empty_page(self) -> Bundles[Accumulator]:
+    def empty_page(self) -> MultiRowKeys[Accumulator]:
         """A small table of the same make without rows."""
         page = SessionTable(self._spec)
-        page._keys = page._bundles(None)
+        page._keys = page._multi_row_keys(None)
         return page._keys
 
-    def _bundles(self, backend: StateBackend | None) -> Bundles[Accumulator]:
+    def _multi_row_keys(self, backend: StateBackend | None) -> MultiRowKeys[Accumulator]:
         types, keys, early = self._spec.state_schema.types, len(self._spec.keys), self._spec.early
         room = None if backend is None else backend.room()
-        return Bundles(types[:keys], types[keys:], self, room, early=early is not None and early.rows is None)
+        return MultiRowKeys(types[:keys], types[keys:], self, room, early=early is not None and early.rows is None)
 
     def make_room(self) -> None:
         """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
@@ -449,9 +449,9 @@ class SessionTable:
 
     def frozen(self, checkpoint_id: int) -> tuple[AggregateTable, MakeSegments]:
         """The table as it is now, and a function that makes its segments."""
-        bundles = None if self._keys is None else self._keys.frozen(checkpoint_id)
-        table = self.table.frozen(checkpoint_id) if bundles is None else bundles.table
-        return table, FrozenSessions(self._spec, table, bundles).segments
+        keys = None if self._keys is None else self._keys.frozen(checkpoint_id)
+        table = self.table.frozen(checkpoint_id) if keys is None else keys.table
+        return table, FrozenSessions(self._spec, table, keys).segments
 
     @property
     def restored(self) -> RestoredRows:
@@ -506,27 +506,27 @@ class FrozenSessions:
     Args:
         spec: of the windows.
         table: the frozen table.
-        bundles: the same with the keys, where they may lie outside of memory.
+        keys: the same by key, where they may lie outside of memory.
     """
 
     def __init__(
-        self, spec: WindowAggregateSpec, table: AggregateTable, bundles: FrozenBundles[Accumulator] | None
+        self, spec: WindowAggregateSpec, table: AggregateTable, keys: FrozenMultiRowKeys[Accumulator] | None
     ) -> None:
-        self._spec, self._table, self._bundles = spec, table, bundles
+        self._spec, self._table, self._keys = spec, table, keys
         self._width = len(spec.keys)
 
     def segments(self, name: str, groups: int, changed: Changed | None) -> Iterator[Segment]:
         """All segments, or those of what changed; see ``MakeSegments``."""
-        table, every, bundles = self._table, all_gids(self._table), self._bundles
+        table, every, keys = self._table, all_gids(self._table), self._keys
         if changed is None:
             live = every[table.side(Side.ALIVE)[every]]
             here: list[tuple[AggregateTable, GroupIds, SegmentKind]] = [(table, live, "base")]
-            for part, gids, kind in here if bundles is None else bundles.parts(live, self._rows_in(table)):
+            for part, gids, kind in here if keys is None else keys.parts(live, self._rows_in(table)):
                 yield from self._write(name, groups, part, gids, kind)
             return
         for deleted in changed.deleted:
             yield from self._without(name, groups, deleted)
-        for page in () if bundles is None else bundles.journal(changed.epoch):
+        for page in () if keys is None else keys.journal(changed.epoch):
             yield from self._without(name, groups, Deleted(page.index, all_gids(page)))
             yield from self._write(name, groups, page.table, all_gids(page.table), "delta")
         anchors = anchors_of(table, every)

@@ -30,7 +30,7 @@ _ROW_BYTES = 64
 """Bytes that a row takes besides its columns, in the index and what the owner keeps of it."""
 
 
-class BundledRows(Protocol[V]):
+class RowOwner(Protocol[V]):
     """The owner of the rows.  Those of a key hang together from one of them, its *anchor*."""
 
     @property
@@ -55,11 +55,11 @@ class BundledRows(Protocol[V]):
         ...
 
     def retain(self, anchors: GroupIds) -> None:
-        """Forget all but the live rows of some keys, and renumber those: see ``Bundles.renumbered``."""
+        """Forget all but the live rows of some keys, and renumber those: see ``MultiRowKeys.renumbered``."""
         ...
 
     def sweep(self) -> None:
-        """Forget all but the live rows: see ``Bundles.forget`` and ``Bundles.renumbered``."""
+        """Forget all but the live rows: see ``MultiRowKeys.forget`` and ``MultiRowKeys.renumbered``."""
         ...
 
     def instants(self, gids: GroupIds) -> npt.NDArray[np.int64]:
@@ -70,12 +70,12 @@ class BundledRows(Protocol[V]):
         """Mask of the rows that may come out early."""
         ...
 
-    def empty_page(self) -> Bundles[V]:
+    def empty_page(self) -> MultiRowKeys[V]:
         """Small ones of the same make without rows."""
         ...
 
 
-class Bundles(Generic[V]):
+class MultiRowKeys(Generic[V]):
     """Keys by group id, each with its anchor in a table; see ``Spillable``.
 
     Args:
@@ -87,7 +87,7 @@ class Bundles(Generic[V]):
         self,
         key_types: Sequence[pa.DataType],
         row_types: Sequence[pa.DataType],
-        rows: BundledRows[V],
+        rows: RowOwner[V],
         room: Room | None,
         *,
         early: bool = False,
@@ -147,7 +147,7 @@ class Bundles(Generic[V]):
 
     # -- more than memory holds
 
-    def _next_round(self, part: Bundles[V], gids: GroupIds) -> npt.NDArray[np.int64]:
+    def _next_round(self, part: MultiRowKeys[V], gids: GroupIds) -> npt.NDArray[np.int64]:
         """Keys that leave with rows which have not come out want to be looked at in the next round."""
         return np.where(part.waiting(gids), self._round, NEVER)
 
@@ -217,7 +217,7 @@ class Bundles(Generic[V]):
         self.add([*self.index.columns(np.repeat(gids, counts)), *rows])
 
     def add(self, columns: Sequence[pa.Array]) -> None:
-        """Add rows, as ``BundledRows.state_rows`` gives them."""
+        """Add rows, as ``RowOwner.state_rows`` gives them."""
         self._rows.add(columns)
 
     def expect(self, keys: int) -> None:
@@ -238,7 +238,7 @@ class Bundles(Generic[V]):
         if self.spill is not None:
             self.spill.keep(stay)
 
-    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> Bundles[V]:
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> MultiRowKeys[V]:
         page = self._rows.empty_page()
         if len(keys[0]):
             page.set_rows(page.upsert(keys), columns)
@@ -256,19 +256,19 @@ class Bundles(Generic[V]):
         rows, owners = self._live(gids)
         return np.bincount(owners[self._rows.waiting(rows)], minlength=len(gids)) > 0
 
-    def frozen(self, checkpoint_id: int) -> FrozenBundles[V]:
+    def frozen(self, checkpoint_id: int) -> FrozenMultiRowKeys[V]:
         """The keys and rows as they are now, for another thread."""
-        return FrozenBundles(self.table.frozen(checkpoint_id, self.spill), self.index.frozen(), self.page)
+        return FrozenMultiRowKeys(self.table.frozen(checkpoint_id, self.spill), self.index.frozen(), self.page)
 
 
-class FrozenBundles(Generic[V]):
+class FrozenMultiRowKeys(Generic[V]):
     """Keys with their rows at one instant."""
 
     def __init__(
         self,
         table: KeyedTable[V],
         index: KeyIndex,
-        page: Callable[[Sequence[pa.Array], Sequence[pa.Array]], Bundles[V]],
+        page: Callable[[Sequence[pa.Array], Sequence[pa.Array]], MultiRowKeys[V]],
     ) -> None:
         self.table, self._index, self._page = table, index, page
 
@@ -295,7 +295,7 @@ class FrozenBundles(Generic[V]):
             yield page.table, all_gids(page.table), "delta" if chunk.goes_on else "base"
         yield self.table, gids, "base"
 
-    def journal(self, epoch: int) -> Iterator[Bundles[V]]:
+    def journal(self, epoch: int) -> Iterator[MultiRowKeys[V]]:
         """Keys that left memory after they had changed, one after the other: a key replaces what came of it before."""
         spilled = self.table.spilled
         for chunk in () if spilled is None else spilled.rows.journal(epoch):
@@ -306,6 +306,6 @@ class FrozenBundles(Generic[V]):
             yield self._page(*([column.take(rows) for column in part] for part in (chunk.keys, chunk.values)))
 
 
-def all_gids(table: KeyedTable[Any] | Bundles[Any]) -> GroupIds:
+def all_gids(table: KeyedTable[Any] | MultiRowKeys[Any]) -> GroupIds:
     """Every group id of a table."""
     return np.arange(len(table), dtype=np.int32)

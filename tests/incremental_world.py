@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cutwater.state.segments import Frozen, Segment
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import next_checkpoint_id, verify_checkpoint
-from cutwater.storage.snapshot.chains import Chains, chains_of, extended, worth_extending
+from cutwater.storage.snapshot.increments import Increments, extended, increments_of, worth_extending
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared
@@ -66,7 +66,7 @@ class World:
         self.log.begin_attempt("driver")
         self.retention = Retention(self.store, self.log)
         self.step = self.make(0, 1)
-        self.chains = Chains()
+        self.increments = Increments()
         self.pending: list[tuple[int, list[Entry]]] = []
         self.next_id = 1
 
@@ -91,11 +91,11 @@ class World:
         if self.random.random() < 0.5:
             self.change()  # while it is written
         writer = SnapshotWriter(self.store, JOB, checkpoint_id, self.log.attempt, 0, 900)
-        entries = written(writer, self.chains, frozen, self.worth)
-        self.built_on_restored += self.chains._completed == 0 and any(e.kind == "delta" for e in entries)
+        entries = written(writer, self.increments, frozen, self.worth)
+        self.built_on_restored += self.increments._completed == 0 and any(e.kind == "delta" for e in entries)
         writer.close()
         frozen.release()
-        self.chains.written(checkpoint_id, STEP, entries)
+        self.increments.written(checkpoint_id, STEP, entries)
         self.pending.append((checkpoint_id, entries))
 
     def outcome(self) -> None:
@@ -104,7 +104,7 @@ class World:
         checkpoint_id, entries = self.pending.pop(self.random.randrange(len(self.pending)))
         self.kinds |= {(e.name, e.kind) for e in entries}
         if self.random.random() < 0.3:
-            self.chains.dropped(checkpoint_id)
+            self.increments.dropped(checkpoint_id)
             return
         self.pending = [p for p in self.pending if p[0] > checkpoint_id]  # subsumed
         manifest = Manifest(
@@ -113,19 +113,19 @@ class World:
         self.retention.shared.check(manifest)
         self.retention.shared.published(publish(self.store, self.log, manifest), manifest)
         assert self.retention.collect() == []
-        self.chains.completed(checkpoint_id)
+        self.increments.completed(checkpoint_id)
 
     def restart(self) -> None:
         """A new attempt goes on from the newest completed checkpoint, in the same shape."""
         self.log.begin_attempt("driver")
         self.retention = Retention(self.store, self.log)
-        self.pending, self.step, self.chains = [], self.make(0, 1), Chains()
+        self.pending, self.step, self.increments = [], self.make(0, 1), Increments()
         self.next_id = next_checkpoint_id(self.store, JOB, self.log.state)
         if self.log.state.completed:
             completed = self.log.state.completed[0]
             entries = load_manifest(self.store, JOB, completed).entries
             self.step.restore(self._read(entries), self.expected[completed.checkpoint_id])
-            self.chains = Chains(chains_of(entries, PLAIN))
+            self.increments = Increments(increments_of(entries, PLAIN))
 
     def check(self) -> None:
         """Every retained checkpoint is whole, and is what was there at its freeze, at any parallelism."""
@@ -155,12 +155,12 @@ def short(chain: Iterable[Entry]) -> bool:
 
 def written(
     writer: SnapshotWriter,
-    chains: Chains,
+    increments: Increments,
     frozen: Frozen,
     worth: Callable[[Iterable[Entry]], bool] = worth_extending,
 ) -> list[Entry]:
     """What the snapshot service writes: changes where that is worth it, else everything."""
-    known = chains.of(STEP)
+    known = increments.of(STEP)
     changes = frozen.changes(known[0]) if frozen.incremental and known and worth(known[1]) else None
     if changes is None:
         return writer.add(*STEP, frozen.segments(unsorted=True), shared=True)

@@ -27,7 +27,7 @@ from cutwater.state.table import timed_table
 from cutwater.state.table.intervals import Intervals
 from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.timed_table import Pieces, TimedTable
-from cutwater.storage.snapshot.chains import Chains, extended
+from cutwater.storage.snapshot.increments import Increments, extended
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.memory import MemoryStore
@@ -73,7 +73,7 @@ class Line:
     entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.store, self.chains, self.number = MemoryStore(), Chains(), 0
+        self.store, self.increments, self.number = MemoryStore(), Increments(), 0
 
     def checkpoint(self, *, completes: bool = True) -> int:
         """Returns how many bytes were written."""
@@ -82,11 +82,11 @@ class Line:
         expected = self.stage.expected(frozen)
         before = {id(entry) for entry in self.entries}
         writer = SnapshotWriter(self.store, JOB, self.number, 1, 0, 2**30)
-        self.entries = written(writer, self.chains, frozen, short)
+        self.entries = written(writer, self.increments, frozen, short)
         frozen.release()
-        self.chains.written(self.number, STEP, self.entries)
+        self.increments.written(self.number, STEP, self.entries)
         if completes:
-            self.chains.completed(self.number)
+            self.increments.completed(self.number)
         content: Content = []
         for subtask in range(2):
             restored = Stage(self.stage.spec, subtask, 2)

@@ -30,7 +30,7 @@ from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys, MultiRowKeys
 from cutwater.state.table.spill import Spill
 from cutwater.state.table.timed_table import TimeBuckets, TimedTable
-from cutwater.storage.snapshot.chains import extended
+from cutwater.storage.snapshot.increments import extended
 from incremental_world import Content, World, short
 from keyed_world import opened, rows_of, snapshot
 from subtask_context import Subtask

@@ -27,7 +27,7 @@ from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.spill import Room
 from cutwater.storage.reading import next_checkpoint_id
 from cutwater.storage.snapshot import retention as shared_module
-from cutwater.storage.snapshot.chains import Chains
+from cutwater.storage.snapshot.increments import Increments
 from cutwater.storage.snapshot.retention import Retention, shared_files
 from cutwater.storage.snapshot.segment_files import load_manifest
 from incremental_world import JOB, Content, World, short
@@ -211,7 +211,7 @@ def test_files_go_once_nobody_names_them_and_a_crash_leaves_none_for_ever() -> N
     for seed in range(10):
         world = World(seed, Keyed).run()
         world.log.begin_attempt("the next driver")  # in the midst of whatever was under way
-        world.retention, world.chains, world.pending = Retention(world.store, world.log), Chains(), []
+        world.retention, world.increments, world.pending = Retention(world.store, world.log), Increments(), []
         assert world.next_id >= next_checkpoint_id(world.store, JOB, world.log.state)
         for _ in range(3):
             world.checkpoint()
@@ -230,7 +230,7 @@ def _since_the_freeze_before(self: History[Any], checkpoint_id: int) -> Any:
     return [happened for _, happened in self.intervals[-1:]]
 
 
-def _builds_on_anything(self: Chains, checkpoint_id: int) -> None:
+def _builds_on_anything(self: Increments, checkpoint_id: int) -> None:
     self._completed = max(self._written)
     self._written = {self._completed: self._written[self._completed]}
 
@@ -255,7 +255,7 @@ CUT = ChangeLog.cut
     [
         (ChangeLog, "delete", _no_deletions),
         (History, "since", _since_the_freeze_before),
-        (Chains, "completed", _builds_on_anything),
+        (Increments, "completed", _builds_on_anything),
         (shared_module, "shared_files", lambda entries: frozenset(e.file for e in list(entries)[-1:] if e.file)),
         (ChangeLog, "keep", lambda self, gids: None),
         (ChangeLog, "cut", _rests_in_secret),

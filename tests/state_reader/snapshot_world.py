@@ -14,7 +14,7 @@ from cutwater.plan.compatibility import step_records
 from cutwater.plan.planner import make_plan
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.storage.job_log import JobLog
-from cutwater.storage.snapshot.chains import Chains, extended
+from cutwater.storage.snapshot.increments import Increments, extended
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
@@ -36,7 +36,7 @@ class Running:
         self.log = JobLog(self.store, flow.name, num_retained=50)
         self.log.begin_attempt("test")
         self.operators: dict[tuple[str, int], Any] = {}
-        self.chains = Chains()
+        self.increments = Increments()
         for step in self.plan.steps.values():
             for subtask in range(parallelism if step.role == "operator" else 0):
                 operator = self.operators[step.id, subtask] = step.spec.build()
@@ -63,14 +63,14 @@ class Running:
         entries: list[Entry] = []
         for place, operator in self.operators.items():
             frozen = operator.freeze(checkpoint_id)
-            known = self.chains.of(place)
+            known = self.increments.of(place)
             changes = frozen.changes(known[0]) if frozen.incremental and known else None
             if changes is None or known is None:
                 chain = writer.add(*place, frozen.segments(unsorted=True), shared=True)
             else:
                 chain = extended(known[1], writer.add(*place, changes, shared=True))
             frozen.release()
-            self.chains.written(checkpoint_id, place, chain)
+            self.increments.written(checkpoint_id, place, chain)
             entries += chain
         writer.close()
         name, attempt = self.log.job, self.log.attempt
@@ -78,5 +78,5 @@ class Running:
         shape = {"max_parallelism": GROUPS, "parallelism": self.parallelism, "triggered_ms": 0, "completed_ms": 1}
         manifest = Manifest(name, self.log.state.uid, checkpoint_id, attempt, "aligned", **shape, **described)
         publish(self.store, self.log, manifest)
-        self.chains.completed(checkpoint_id)
+        self.increments.completed(checkpoint_id)
         return f"{self.folder}/{name}@{checkpoint_id}"

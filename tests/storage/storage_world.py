@@ -10,7 +10,7 @@ import pyarrow as pa
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import Restorable
-from cutwater.storage.snapshot.chains import extended
+from cutwater.storage.snapshot.increments import extended
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment

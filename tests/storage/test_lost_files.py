@@ -17,7 +17,7 @@ from storage_world import JOB, manifest_of, restored_values, segment, take_check
 from cutwater.errors import CorruptSnapshotError, FencedError, StorageError
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, next_checkpoint_id
-from cutwater.storage.snapshot.chains import extended
+from cutwater.storage.snapshot.increments import extended
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files

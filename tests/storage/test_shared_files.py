@@ -15,7 +15,7 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import verify_checkpoint
-from cutwater.storage.snapshot.chains import MAX_DELTAS, Chains, extended, worth_extending
+from cutwater.storage.snapshot.increments import MAX_DELTAS, Increments, extended, worth_extending
 from cutwater.storage.snapshot.manifest import FORMAT_VERSION, Entry
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
@@ -165,18 +165,18 @@ def test_a_chain_is_folded_when_it_gets_long_or_large():
 
 
 def test_nothing_builds_on_a_checkpoint_that_is_not_complete():
-    chains, entry = Chains(), Entry("s", 0, "agg", "base", 10, 1000, "")
-    assert chains.of(("s", 0)) is None
+    increments, entry = Increments(), Entry("s", 0, "agg", "base", 10, 1000, "")
+    assert increments.of(("s", 0)) is None
     for n in (1, 2, 3):
-        chains.written(n, ("s", 0), [entry])
-    assert chains.of(("s", 0)) is None
-    chains.completed(1)
-    assert chains.of(("s", 0)) == (1, [entry])
-    chains.dropped(2)
-    chains.completed(2)  # a late notice of a forgotten one
-    assert chains.of(("s", 0)) == (1, [entry])
-    chains.completed(3)
-    assert chains.of(("s", 0)) == (3, [entry])
+        increments.written(n, ("s", 0), [entry])
+    assert increments.of(("s", 0)) is None
+    increments.completed(1)
+    assert increments.of(("s", 0)) == (1, [entry])
+    increments.dropped(2)
+    increments.completed(2)  # a late notice of a forgotten one
+    assert increments.of(("s", 0)) == (1, [entry])
+    increments.completed(3)
+    assert increments.of(("s", 0)) == (3, [entry])
 
 
 def test_format_version_2_is_read_for_ever():

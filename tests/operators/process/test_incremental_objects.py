@@ -23,7 +23,7 @@ from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart
 from cutwater.state.objects.table import ObjectTable
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.intervals import Intervals
-from cutwater.storage.snapshot.chains import Chains
+from cutwater.storage.snapshot.increments import Increments
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.memory import MemoryStore
 from incremental_world import Content, World, written
@@ -244,13 +244,13 @@ def test_the_states_of_many_keys_are_read_at_once(monkeypatch: pytest.MonkeyPatc
 )
 def test_few_changed_keys_are_few_bytes(make: type[Objects], other: type[Objects]) -> None:
     """And they restore at another parallelism, also on the other backend."""
-    step, store, chains, sizes = make(0, 1), MemoryStore(), Chains(), list[int]()
+    step, store, increments, sizes = make(0, 1), MemoryStore(), Increments(), list[int]()
     step.operator.process(0, batch_of([(key, what, key) for key in range(5000) for what in ("add", "set timer")]))
     step.operator.process(0, batch_of([(0, "drop", 1)]))  # the list state that is always whole is empty
     for checkpoint_id in (1, 2):
         frozen = step.freeze(checkpoint_id)
         writer = SnapshotWriter(store, "job", checkpoint_id, 1, 0, 0)
-        entries = written(writer, chains, frozen)
+        entries = written(writer, increments, frozen)
         writer.close()
         frozen.release()
         restored = [other(subtask, 2) for subtask in range(2)]
@@ -258,8 +258,8 @@ def test_few_changed_keys_are_few_bytes(make: type[Objects], other: type[Objects
             each.restore(read_segment(store, "job", e) for e in entries)
         assert sorted(row for each in restored for row in each.content()) == sorted(step.content())
         sizes.append(sum(e.length for e in entries) - sum(sizes))
-        chains.written(checkpoint_id, ("step", 0), entries)
-        chains.completed(checkpoint_id)
+        increments.written(checkpoint_id, ("step", 0), entries)
+        increments.completed(checkpoint_id)
         step.operator.process(0, batch_of([(key, "add", 1) for key in range(50)]))
         step.operator.process(0, batch_of([(0, "drop", 1)]))
     assert sizes[1] < sizes[0] / 20

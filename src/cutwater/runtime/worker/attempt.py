@@ -130,7 +130,7 @@ class Attempt(ConnectedAttempt):
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.tracks_changes,
             continued=0 if config.keeps_copies else min(2, config.num_retained),  # copies are of whole files
-            restored=restore.chains(),
+            restored=restore.increments(),
             done=self._post,
         )
         for place, connection in self._connections.items():

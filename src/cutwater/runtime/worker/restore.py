@@ -29,8 +29,8 @@ from cutwater.runtime.failures import first_line
 from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
 from cutwater.storage.reading import load_snapshot
-from cutwater.storage.snapshot.chains import chains_of
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, LogItem, read_log
+from cutwater.storage.snapshot.increments import increments_of
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.base import Readable, Store
@@ -462,13 +462,13 @@ class Restore:
                 entries.append(entry)
         return entries
 
-    def chains(self) -> dict[tuple[str, int], list[Entry]]:
+    def increments(self) -> dict[tuple[str, int], list[Entry]]:
         """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
         own = self.manifest is not None and self.same_shape and not self.elsewhere
         if self.manifest is None or not own:
             return {}
-        chains = chains_of(self.manifest.entries, self.store.seal)
-        return {key: chain for key, chain in chains.items() if key[0] not in self.evolutions}
+        found = increments_of(self.manifest.entries, self.store.seal)
+        return {key: increments for key, increments in found.items() if key[0] not in self.evolutions}
 
     def _read(self, entries: list[Entry], owned: range) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""

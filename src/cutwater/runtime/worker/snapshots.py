@@ -30,9 +30,9 @@ from cutwater.protocol.subtask.host import LoopReport
 from cutwater.runtime.chains.chain import SinkOperator
 from cutwater.runtime.failures import snapshot_error
 from cutwater.state.segments import Frozen
-from cutwater.storage.snapshot.chains import Chains, extended, worth_extending
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
 from cutwater.storage.snapshot.data_file import Continued
+from cutwater.storage.snapshot.increments import Increments, extended, worth_extending
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot.savepoint_files import SavepointFile, SavepointWriter
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
@@ -270,7 +270,7 @@ class SnapshotService:
         self._attempt, self._writer, self._writers = attempt, writer, writers
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
-        self._chains = Chains(restored) if incremental else None
+        self._increments = Increments(restored) if incremental else None
         self._continued = Continued(continued)
         self._done = done
         self._closed = False
@@ -350,8 +350,8 @@ class SnapshotService:
             del handed, checkpoint, part  # while it waits nothing of a checkpoint is kept
 
     def _on_completed(self, checkpoint_id: int) -> None:
-        if self._chains is not None:
-            self._chains.completed(checkpoint_id)
+        if self._increments is not None:
+            self._increments.completed(checkpoint_id)
         self._continued.completed(checkpoint_id)
 
     def _take_state(self, checkpoint: WorkerCheckpoint, frozen: FrozenSubtask) -> None:
@@ -387,18 +387,18 @@ class SnapshotService:
         self, writer: SnapshotWriter, checkpoint_id: int, step: tuple[str, int], state: Frozen
     ) -> Sequence[Entry]:
         """The entries of a step's state: new ones, and those of a completed checkpoint that they build upon."""
-        if self._chains is None or not state.incremental:
+        if self._increments is None or not state.incremental:
             return writer.add(*step, state.segments(unsorted=True))
-        known = self._chains.of(step)
+        known = self._increments.of(step)
         if known is not None and worth_extending(known[1]):
             changes = state.changes(since=known[0])
             if changes is not None:
-                chain = extended(known[1], writer.add(*step, changes, shared=True, extends=True))
-                self._chains.written(checkpoint_id, step, chain)
-                return chain
-        chain = writer.add(*step, state.segments(unsorted=True), shared=True)
-        self._chains.written(checkpoint_id, step, chain)
-        return chain
+                entries = extended(known[1], writer.add(*step, changes, shared=True, extends=True))
+                self._increments.written(checkpoint_id, step, entries)
+                return entries
+        entries = writer.add(*step, state.segments(unsorted=True), shared=True)
+        self._increments.written(checkpoint_id, step, entries)
+        return entries
 
     def _take_dropped(self, frozen: FrozenSubtask) -> None:
         """Make the rows of its sinks durable, which exist nowhere else: nobody waits for anything else of it."""
@@ -485,8 +485,8 @@ class SnapshotService:
         self._done(written)
 
     def _drop(self, checkpoint: WorkerCheckpoint) -> None:
-        if self._chains is not None:
-            self._chains.dropped(checkpoint.checkpoint_id)
+        if self._increments is not None:
+            self._increments.dropped(checkpoint.checkpoint_id)
         part = checkpoint.abort_part()
         if part is not None and part.written.fatal is not None:
             self._done(part.written)

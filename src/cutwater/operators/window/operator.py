@@ -387,14 +387,26 @@ class WindowAggregate(WindowOperator[WindowTable]):
         if period is not None:
             first, _ = kernels.assign(self._times(batch), period.size_us, 0, period.offset_us, starts)
         outputs: Outputs = []
-        takes_us = self._windows.reach_us + self._spec.allowed_lateness_us
-        if int(first) + takes_us <= int(reached.max()):
-            late = starts + takes_us <= reached
-            if late.any():
-                outputs = self._late(batch, late)
-                batch, starts = batch.filter(pa.array(~late)), starts[~late]
-                reached = reached if len(reached) == 1 else reached[~late]
+        late = self._late_rows(starts, int(first), reached)
+        if late is not None:
+            outputs = self._late(batch, late)
+            batch, starts = batch.filter(pa.array(~late)), starts[~late]
+            reached = reached if len(reached) == 1 else reached[~late]
         return outputs + self._windows.add(batch, starts, reached)
+
+    def _late_rows(self, starts: Times, first: int, reached: Times) -> npt.NDArray[np.bool_] | None:
+        """Mask of the rows whose window takes none any more at the watermark of the row; ``None``: no row is late.
+
+        Args:
+            starts: of the window of each row.
+            first: the least of them, with which a batch is told that has no late row.
+            reached: the watermark of each row, or one for all.
+        """
+        takes_us = self._windows.reach_us + self._spec.allowed_lateness_us
+        if first + takes_us > int(reached.max()):
+            return None
+        late = starts + takes_us <= reached
+        return late if late.any() else None
 
     def _slide(self, period: Period, batch: pa.RecordBatch, reached: Times) -> Outputs:
         times, lateness = self._times(batch), self._spec.allowed_lateness_us

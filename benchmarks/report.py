@@ -22,6 +22,7 @@ __all__ = [
     "latency_table",
     "nexmark_table",
     "phases_table",
+    "real_input_table",
     "recovery_table",
     "section",
     "throughput_svg",
@@ -120,6 +121,25 @@ def latency_table(data: dict[str, Any]) -> str:
         runs = [run for run in data["runs"] if run["engine"] == engine]
         cells = [f"{median(run[name] for run in runs):.2f}" for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms")]
         lines.append(f"| {_NAMES[engine]} | {' | '.join(cells)} | {sum(run['counted'] for run in runs):,} |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def real_input_table(data: dict[str, Any]) -> str:
+    """Medians by format and engine, and the ratios to Spark's and DuckDB's.
+
+    >>> runs = [{"kind": "csv", "engine": e, "rate": r, "checkpoints": 5, "others_cpus": 0.0} for e, r in
+    ...         (("cutwater", 6e6), ("spark", 1e6), ("duckdb", 8e6))]
+    >>> print(real_input_table({"runs": runs, "share": 1.0}).splitlines()[2])
+    | csv | 6.00 | 1.00 | 8.00 | 6.0 | 0.75 | 5 |
+    """
+    heads = ("files", "Cutwater", "Spark", "DuckDB, no engine", "of Spark's", "of DuckDB's", "checkpoints")
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    for kind in dict.fromkeys(run["kind"] for run in data["runs"]):
+        runs = [run for run in data["runs"] if run["kind"] == kind]
+        rate = {e: median(r["rate"] for r in runs if r["engine"] == e) for e in ("cutwater", "spark", "duckdb")}
+        checkpoints = min(run["checkpoints"] for run in runs if run["engine"] == "cutwater")
+        ratios = f"{rate['cutwater'] / rate['spark']:.1f} | {rate['cutwater'] / rate['duckdb']:.2f}"
+        lines.append(f"| {kind} | {' | '.join(map(_millions, rate.values()))} | {ratios} | {checkpoints} |")
     return "\n".join([*lines, "", _circumstances(data)])
 
 
@@ -273,6 +293,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),
+    "real": ("real_input", real_input_table),
     "protocols": ("protocols", lambda data: f"{protocol_tables(data)}\n\n{_circumstances(data)}"),
 }
 

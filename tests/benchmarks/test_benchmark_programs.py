@@ -31,6 +31,7 @@ SHORT_RUNS = {
     "checkpoint_phases": ("",),
     "compare": ("cutwater 1 s text",),
     "nexmark": ("cutwater q0", "cutwater q7"),
+    "real_input": ("json", "csv", "parquet"),
     "windows": ("cutwater",),
 }
 FLINK_QUERIES = ROOT / "benchmarks" / "flink" / "Nexmark.java"

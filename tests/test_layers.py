@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
 
@@ -220,25 +219,6 @@ def test_no_folder_has_more_files_than_one_looks_through():
 def test_a_large_folder_is_seen():
     many = {f"cutwater.state.x{n}": module_of("", f"cutwater.state.x{n}") for n in range(FILES_MAX + 1)}
     assert list(large_folders(many).values()) == [FILES_MAX + 1]
-
-
-def listed_folders(page: str) -> set[str]:
-    """Folders of the listing "The house" on the architecture page, "state/disk"; those of a room stand further in."""
-    found, room = set[str](), ""
-    for line in page.split("src/cutwater/\n")[1].split("\n\n")[0].splitlines():
-        names = re.findall(r"\b(\w+)/", line.strip().split("  ")[0])
-        if line.startswith(" " * 8):
-            found |= {f"{room}/{name}" for name in names}
-        else:
-            room = names[0] if names else ""
-            found |= {room} - {""}
-    return found
-
-
-def test_the_architecture_page_lists_the_folders_that_there_are():
-    package = SOURCE / PACKAGE
-    there = {path.parent.relative_to(package).as_posix() for path in package.rglob("*.py")} - {"."}
-    assert listed_folders((ROOT / "docs" / "architecture.md").read_text()) == there
 
 
 FACES = {

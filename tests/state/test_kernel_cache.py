@@ -47,7 +47,7 @@ def test_a_file_in_the_place_of_the_cache_is_not_used(tmp_path: Path) -> None:
 
 REVERSALS = {
     "another owner": Reversal(
-        _usable, "found.st_uid == _user() and ", "", test_a_cache_of_another_owner_is_not_used_whatever_its_mode
+        _usable, "found.st_uid == os.getuid() and ", "", test_a_cache_of_another_owner_is_not_used_whatever_its_mode
     ),
     "others may write": Reversal(
         _usable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ class _FailingCommitter:
 def hooked(folder: Path, fails: Fails) -> cw.Dataflow:
     flow = cw.Dataflow("hooked")
     plain = gated(folder, ROWS, rate=8_000)
-    source = FailingSource(**{name: getattr(plain, name) for name in plain.__dataclass_fields__}, fails=fails)
+    source = FailingSource(**{field.name: getattr(plain, field.name) for field in fields(plain)}, fails=fails)
     rows = flow.read("in", source, event_time="timestamp", out_of_order="1s")
     keyed = rows.with_columns("key", key=pl.col("value") % 29, us=pl.col("timestamp").cast(pl.Int64)).key_by("key")
     made = keyed.process("count", Counts(fails), "eid long, n long", side={"late": "eid long"})

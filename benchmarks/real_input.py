@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.workload import PARALLELISM, WrongResultError
 
-ROWS = {"json": 24_000_000, "csv": 36_000_000, "parquet": 96_000_000}
+ROWS = {"json": 24_000_000, "csv": 36_000_000, "parquet": 48_000_000}
 FILES = 8
 SCHEMA = "ts timestamp, user long, page string, kind string, cents long"
 _DUCKDB = "{ts:'TIMESTAMPTZ',user:'BIGINT',page:'VARCHAR',kind:'VARCHAR',cents:'BIGINT'}"

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cutwater.connectors.files import text_columns
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat
 
 SCHEMA = pa.schema(
@@ -27,6 +28,7 @@ SCHEMA = pa.schema(
     ]
 )
 JSON, CSV = JsonFormat(ignore_unknown=True), CsvFormat()
+UNQUOTED, SEMICOLONS = CsvFormat(quote=None), CsvFormat(delimiter=";", quote="'")
 
 _NUMBERS = """0 -0 7 -1 32767 32768 -32768 4294967295 123456789012345678 9223372036854775807 9223372036854775808 1.0 1e3
 1E+2 0.1 -0.5 123456.789 1e22 1e23 1e-22 1e-30 2.2250738585072014e-308 9007199254740993 0.30000000000000004 01 -01 +1 1.
@@ -167,6 +169,29 @@ def test_a_block_of_plain_rows_is_read_as_arrow_reads_it(text: Any, line: Any):
         batch = parse(b"".join(found), rows)
         assert batch is not None
         assert batch.equals(by_arrow(text, b"".join(found), rows, newlines=True))
+
+
+@pytest.mark.parametrize("text", [UNQUOTED, SEMICOLONS, CSV], ids=["no quotes", "semicolons", "quotes"])
+def test_fields_of_any_bytes_are_read_as_arrow_reads_them(text: CsvFormat):
+    """Whatever quotes and delimits: a zero byte is a character as any other; so is a quote where nothing quotes."""
+    rng, schema = random.Random(3), pa.schema([("a", pa.string()), ("n", pa.int64()), ("b", pa.string())])
+    parse, accepted = text.plain(schema, schema.names), 0
+    assert parse is not None
+    for _ in range(3000):
+        fields = ["".join(rng.choices("\0\x01\t ab'\"\x7fäß;,", k=rng.randint(0, 12))) for _ in range(2)]
+        data = f"{fields[0]}{text.delimiter}{rng.randint(0, 99)}{text.delimiter}{fields[1]}\n".encode()
+        found = parse(data, 1)
+        if found is not None:
+            accepted += 1
+            assert found.equals(text.parse(data, 1, schema, schema.names, newlines=True)), data
+    assert accepted > 300
+
+
+def test_a_block_that_would_need_much_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch):
+    parse = plain(JSON, pa.schema([("t", pa.string())]))
+    assert parse(b'{"t":"x"}\n', 1) is not None
+    monkeypatch.setattr(text_columns, "_MOST_BYTES", 30)
+    assert parse(b'{"t":"x"}\n', 1) is None
 
 
 def test_another_number_of_rows_is_left_to_others():

@@ -357,7 +357,7 @@ def parse_csv(at: Any, end: Any, delimiter: Any, quote: Any, kinds: Any, columns
 
     Args:
         at, end: of whole rows.
-        delimiter, quote: bytes; 0 for no quote.
+        delimiter, quote: bytes; -1 for no quote.
         kinds: of the fields of a row, ``NOTHING`` for those that nobody wants.
         columns: of each field, the column that it goes to.
         text_of: of each column, its place among the texts.

@@ -17,6 +17,8 @@ _parse_csv: Any = kernels.parse_csv
 
 _SPARE = 16
 """Bytes behind a text, so that kernels may write whole words."""
+_MOST_BYTES = 1 << 28
+"""Memory for one block at most; what needs more is parsed by other means."""
 
 
 class TextColumns:
@@ -36,10 +38,10 @@ class TextColumns:
     def __init__(self, schema: pa.Schema, names: Sequence[str] = ()) -> None:
         self._schema = schema
         kinds = [kind_of(field.type) for field in schema]
-        self._kinds = np.array(kinds, np.int64)
+        self.kinds = np.array(kinds, np.int64)
         texts = iter(range(len(kinds)))
-        self._text_of = np.array([next(texts) if kind == kernels.TEXT else 0 for kind in kinds], np.int64)
-        self._texts, self._reals = kinds.count(kernels.TEXT), kinds.count(kernels.REAL)
+        self.text_of = np.array([next(texts) if kind == kernels.TEXT else 0 for kind in kinds], np.int64)
+        self.texts, self.reals = kinds.count(kernels.TEXT), kinds.count(kernels.REAL)
         encoded = [name.encode() for name in schema.names]
         self._names = np.frombuffer(b"".join(encoded) + bytes(_SPARE), np.uint8)
         self._name_ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
@@ -50,7 +52,16 @@ class TextColumns:
         fields = [kinds[place[name]] if name in place else kernels.NOTHING for name in names]
         self._fields = np.array(fields, np.int64)
         self._scratch = np.empty(0, np.uint8)
-        """Texts of one block; batches get what they hold of it."""
+
+    def _fits(self, data: bytes, rows: int) -> bool:
+        """False for rows of very many columns, or very long ones."""
+        return self.texts * (len(data) + _SPARE) + 8 * len(self.kinds) * rows <= _MOST_BYTES
+
+    def scratch(self, size: int) -> npt.NDArray[np.uint8]:
+        """Memory for the texts of one block, of which batches get copies: the same for the next block."""
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, np.uint8)
+        return self._scratch
 
     def json(self, data: bytes, rows: int, *, ignore: bool) -> pa.RecordBatch | None:
         """``rows`` lines of one object each; ``None`` if a line is not plain.
@@ -58,26 +69,24 @@ class TextColumns:
         Args:
             ignore: fields that the schema does not name are passed over.
         """
-        block = self._block(data, rows)
-        scratch = np.zeros((2, len(self._kinds)), np.int64)
+        if not self._fits(data, rows):
+            return None
+        block = _Block(self, data, rows)
+        scratch = np.zeros((2, len(self.kinds)), np.int64)
         scratch[0] = -1
-        names = self._names.ctypes.data, self._name_ends.ctypes.data, self._kinds, self._text_of
+        names = self._names.ctypes.data, self._name_ends.ctypes.data, self.kinds, self.text_of
         order = self._order.ctypes.data
         return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, order, scratch))
 
     def csv(self, data: bytes, rows: int, *, delimiter: str, quote: str | None) -> pa.RecordBatch | None:
         """``rows`` rows of CSV; ``None`` if one is not plain."""
-        block = self._block(data, rows)
-        marks = ord(delimiter), ord(quote) if quote else 0
-        fields = self._fields, self._columns, self._text_of
-        found = _parse_csv(*block.span, *marks, *fields, block.out, np.zeros(len(self._kinds), np.int64))
+        if not self._fits(data, rows):
+            return None
+        block = _Block(self, data, rows)
+        marks = ord(delimiter), ord(quote) if quote else -1
+        fields = self._fields, self._columns, self.text_of
+        found = _parse_csv(*block.span, *marks, *fields, block.out, np.zeros(len(self.kinds), np.int64))
         return block.batch(self._schema, found)
-
-    def _block(self, data: bytes, rows: int) -> _Block:
-        part = len(data) + _SPARE
-        if self._scratch.size < self._texts * part:
-            self._scratch = np.empty(self._texts * part, np.uint8)
-        return _Block(data, rows, self._kinds, self._text_of, self._scratch, self._texts, self._reals)
 
 
 class _Block:
@@ -86,24 +95,15 @@ class _Block:
     Columns lie in memory of Arrow's, which gives what was freed again: fresh pages cost more than parsing.
     """
 
-    def __init__(
-        self,
-        data: bytes,
-        rows: int,
-        kinds: npt.NDArray[np.int64],
-        text_of: npt.NDArray[np.int64],
-        scratch: npt.NDArray[np.uint8],
-        texts: int,
-        reals: int,
-    ) -> None:
-        self._rows, self._kinds, self._text_of = rows, kinds, text_of
+    def __init__(self, columns: TextColumns, data: bytes, rows: int) -> None:
+        self._rows, self._kinds, self._text_of = rows, columns.kinds, columns.text_of
         self._data: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self._part = len(data) + _SPARE
-        self._scratch = scratch
-        self._numbers = pa.allocate_buffer(8 * len(kinds) * rows)
-        self._ends = pa.allocate_buffer(4 * texts * (rows + 1))
-        self._valid = np.empty((len(kinds), rows), np.uint8)
-        self._hard = np.empty((rows * reals, 4), np.int64)
+        self._scratch = columns.scratch(columns.texts * self._part)
+        self._numbers = pa.allocate_buffer(8 * len(columns.kinds) * rows)
+        self._ends = pa.allocate_buffer(4 * columns.texts * (rows + 1))
+        self._valid = np.empty((len(columns.kinds), rows), np.uint8)
+        self._hard = np.empty((rows * columns.reals, 4), np.int64)
         self._memory = np.zeros(4, np.uint64)
         np.frombuffer(self._ends, np.int32)[:: rows + 1] = 0
 

@@ -22,8 +22,7 @@ _POWERS = 10.0 ** np.arange(23)
 """Powers of ten that are doubles: with an integer below 2**53 one multiplication or division rounds correctly."""
 
 ONES, HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-_QUOTES, _SLASHES = np.uint64(0x2222222222222222), np.uint64(0x5C5C5C5C5C5C5C5C)
-SPACES = np.uint64(0x2020202020202020)
+_SPACES = np.uint64(0x2020202020202020)
 
 QUOTE, SLASH, NEWLINE, RETURN = 34, 92, 10, 13
 TAB, SPACE, COMMA, COLON, OPEN, CLOSE = 9, 32, 44, 58, 123, 125
@@ -31,6 +30,7 @@ _LIST, _LIST_END = 91, 93
 MINUS, _PLUS, _DOT, ZERO, NINE = 45, 43, 46, 48, 57
 _DAYS_TO_1970 = 719468
 _DEEPEST = 60
+"""Brackets within each other, of a value that nobody reads: they are remembered as bits of an integer."""
 
 
 @kernel
@@ -267,11 +267,33 @@ def unescape(at: Any, end: Any, to: Any) -> Any:
 
 
 @kernel
-def special_in(word: Any) -> Any:
-    """Marks of the bytes of a word that a JSON string cannot hold as they are; the lowest mark is exact."""
-    quotes, slashes = word ^ _QUOTES, word ^ _SLASHES
-    found = ((quotes - ONES) & ~quotes) | ((slashes - ONES) & ~slashes) | ((word - SPACES) & ~word)
+def marks_in(word: Any, one: Any, other: Any) -> Any:
+    """A bit for each byte of a word that is ``one``, ``other`` or below a space; only of the lowest it is certain."""
+    ones, others = word ^ ONES * np.uint64(one), word ^ ONES * np.uint64(other)
+    found = ((ones - ONES) & ~ones) | ((others - ONES) & ~others) | ((word - _SPACES) & ~word)
     return found & HIGH
+
+
+@kernel
+def copy_until(at: Any, end: Any, to: Any, one: Any, other: Any) -> Any:
+    """Copy a text up to a byte that is ``one``, ``other`` or below a space: (that byte or ``end``, place behind it).
+
+    A byte that is -1 is none; then it may stop at others, too.  Up to seven bytes behind the copy are written.
+    """
+    while at + 8 <= end:
+        word = word_at(at)
+        found = marks_in(word, one, other)
+        set_word(to, word)
+        if found:
+            passed = np.int64(trailing_zeros(found)) >> 3
+            return at + passed, to + passed
+        at += 8
+        to += 8
+    while at < end and byte_at(at) != one and byte_at(at) != other and byte_at(at) >= SPACE:
+        set_byte(to, byte_at(at))
+        at += 1
+        to += 1
+    return at, to
 
 
 @kernel
@@ -281,27 +303,10 @@ def copy_string(at: Any, end: Any, to: Any) -> Any:
     (0, 0): it does not end, or holds what no string may.  Up to seven bytes behind the text are written, too.
     """
     while True:
-        while at + 8 <= end:
-            word = word_at(at)
-            found = special_in(word)
-            set_word(to, word)
-            if found:
-                passed = np.int64(trailing_zeros(found)) >> 3
-                at += passed
-                to += passed
-                break
-            at += 8
-            to += 8
-        else:
-            while at < end and byte_at(at) != QUOTE and byte_at(at) != SLASH and byte_at(at) >= SPACE:
-                set_byte(to, byte_at(at))
-                at += 1
-                to += 1
-            if at == end:
-                return 0, 0
-        if byte_at(at) == QUOTE:
+        at, to = copy_until(at, end, to, QUOTE, SLASH)
+        if at < end and byte_at(at) == QUOTE:
             return at + 1, to
-        if byte_at(at) != SLASH:
+        if at == end or byte_at(at) != SLASH:
             return 0, 0
         at, to = unescape(at, end, to)
         if at == 0:
@@ -312,7 +317,7 @@ def copy_string(at: Any, end: Any, to: Any) -> Any:
 def string_end(at: Any, end: Any) -> Any:
     """The closing quote of a JSON string without escapes, from behind its opening one; 0: it has some, or no end."""
     while at + 8 <= end:
-        found = special_in(word_at(at))
+        found = marks_in(word_at(at), QUOTE, SLASH)
         if found:
             at += np.int64(trailing_zeros(found)) >> 3
             return at if byte_at(at) == QUOTE else 0
@@ -440,26 +445,8 @@ def skip_value(at: Any, end: Any) -> Any:
 @kernel
 def copy_field(at: Any, end: Any, to: Any, delimiter: Any, quote: Any) -> Any:
     """An unquoted CSV field: (byte behind it, place behind the text); (0, 0): it holds a quote."""
-    delimiters, quotes = ONES * np.uint64(delimiter), ONES * np.uint64(quote)
     while True:
-        while at + 8 <= end:
-            word = word_at(at)
-            fields, others = word ^ delimiters, word ^ quotes
-            found = ((fields - ONES) & ~fields) | ((others - ONES) & ~others) | ((word - SPACES) & ~word)
-            found &= HIGH
-            set_word(to, word)
-            if found:
-                passed = np.int64(trailing_zeros(found)) >> 3
-                at += passed
-                to += passed
-                break
-            at += 8
-            to += 8
-        else:
-            while at < end and byte_at(at) != delimiter and byte_at(at) != quote and byte_at(at) >= SPACE:
-                set_byte(to, byte_at(at))
-                at += 1
-                to += 1
+        at, to = copy_until(at, end, to, delimiter, quote)
         if at == end or byte_at(at) == delimiter or byte_at(at) == NEWLINE or byte_at(at) == RETURN:
             return at, to
         if byte_at(at) == quote:

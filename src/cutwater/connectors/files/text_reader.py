@@ -22,8 +22,8 @@ BLOCK_BYTES = 1 << 20
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
-_PASS_MOST = 31
-"""So many blocks are parsed the slow way at most before the fast one is tried again."""
+_SLOW_MOST = 31
+"""So often the slow way is taken at most before the fast one is tried again."""
 
 
 class _Bad(NamedTuple):
@@ -113,8 +113,8 @@ class TextReader:
         """The columns that are parsed; the others are null."""
         self._widened = Widened(schema)
         self._plain = text.plain(self._read_schema, self._names)
-        self._passed = self._pass = 0
-        """Blocks parsed without a try of ``_plain``, since a block was not plain; how many that shall be."""
+        self._slow_left = self._slow_last = 0
+        """How often ``_plain`` is not tried, since a block was not plain, and how often it was not the last time."""
         self._parsed: _Parsed | None = None
         self._row = 0
         self._bad = 0
@@ -201,13 +201,14 @@ class TextReader:
         data = block.data
         if first > 0 or stop < len(block.starts):
             data = data[int(block.starts[first]) : int(block.ends[stop - 1])]
-        if self._plain is not None and self._passed >= self._pass:
+        if self._slow_left:
+            self._slow_left -= 1
+        elif self._plain is not None:
             batch = self._plain(data, stop - first)
             if batch is not None:
-                self._pass = 0
+                self._slow_last = 0
                 return batch
-            self._passed, self._pass = 0, min(2 * self._pass + 1, _PASS_MOST)
-        self._passed += 1
+            self._slow_left = self._slow_last = min(2 * self._slow_last + 1, _SLOW_MOST)
         return self._text.parse(data, stop - first, self._read_schema, self._names, newlines=block.quoted_newlines)
 
     def _raw(self, block: Block, row: int) -> str:

@@ -213,3 +213,17 @@ def flip(job: Path, entry: Entry) -> None:
     data = bytearray((job / entry.file).read_bytes())
     data[entry.offset + entry.length // 2] ^= 1
     (job / entry.file).write_bytes(data)
+
+
+def disturb(job: Job, chance: random.Random, parallelism: int, behind_rows: int) -> None:
+    """A kill and a rescale in the middle, in this order or the other, once more rows than so many are read."""
+    for what in chance.sample(["kill", "rescale"], 2):
+        wait_until(lambda: job.status.rows_read > behind_rows, "rows", job=job)
+        if what == "kill":
+            wait_until(lambda: job.status.workers, "workers", job=job)
+            before = job.status.restarts
+            os.kill(chance.choice(job.status.workers).pid, signal.SIGKILL)
+            wait_until(lambda before=before: job.status.restarts > before, "a restart", job=job)
+            wait_until(lambda: job.status.phase == "running", "the recovery", job=job)
+        else:
+            job.rescale(parallelism)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
-from runtime_world import wait_until
+from runtime_world import disturb
 
 import cutwater as cw
-from cutwater.api.jobs.job import Job
 
 BOUND_S = 10
 ROWS = 1_200
@@ -68,20 +65,6 @@ def flow_over(folder: Path, out: Path, kind: str) -> cw.Dataflow:
     return flow
 
 
-def disturb(job: Job, chance: random.Random, parallelism: int) -> None:
-    """A kill and a rescale in the middle, in this order or the other."""
-    for what in chance.sample(["kill", "rescale"], 2):
-        wait_until(lambda: job.status.rows_read > ROWS // 10, "rows", job=job)
-        if what == "kill":
-            wait_until(lambda: job.status.workers, "workers", job=job)
-            before = job.status.restarts
-            os.kill(chance.choice(job.status.workers).pid, signal.SIGKILL)
-            wait_until(lambda before=before: job.status.restarts > before, "a restart", job=job)
-            wait_until(lambda: job.status.phase == "running", "the recovery", job=job)
-        else:
-            job.rescale(parallelism)
-
-
 def check(start, folder: Path, seed: int) -> None:  # type: ignore[no-untyped-def]
     chance = random.Random(seed)
     kind = chance.choice(["parquet", "csv", "json"])
@@ -97,7 +80,7 @@ def check(start, folder: Path, seed: int) -> None:  # type: ignore[no-untyped-de
             checkpoint=str(folder / f"chk-{parallelism}"),
             recovery=recovery,
         )
-        disturb(job, chance, then)
+        disturb(job, chance, then, ROWS // 10)
         assert job.await_termination(60)
         found = duckdb.sql(f"SELECT id FROM '{out}/late/*.parquet' ORDER BY id").fetchall()
         assert [row[0] for row in found] == late, f"seed {seed}, parallelism {parallelism}, recovery {recovery}"

@@ -1,6 +1,8 @@
 """One contract for all kinds of index; the oracle is a dict that numbers keys as they come."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.key_index import BytesIndex, KeyIndex, WordsIndex, make_index
+from cutwater.state.key_index import BytesIndex, KeyIndex, NullableIndex, WordsIndex, make_index
 from cutwater.state.keys import hash_keys
+from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys
 
 Row = tuple[object, ...]
 
@@ -121,6 +124,30 @@ def test_a_frozen_view_stays_as_it_is(kind: str) -> None:
     index.upsert(columns_of(kind, rows[::-1]))
     assert len(frozen) == used
     assert [c.to_pylist() for c in frozen.columns(np.arange(used))] == before
+
+
+@each_kind
+def test_a_frozen_view_refuses_to_find_and_to_add(kind: str) -> None:
+    index = make_index(KINDS[kind][1])
+    columns = columns_of(kind, many(kind, 100))
+    index.upsert(columns)
+    for ask in (index.frozen().find, index.frozen().upsert):
+        with pytest.raises(AttributeError):  # never a look at memory that is not its own
+            ask(columns)
+    assert (index.find(columns) >= 0).all()
+
+
+def test_the_keys_of_a_frozen_index_are_gathered_as_group_ids() -> None:
+    """Only those of 32 bits are copied at once; see ``gather``."""
+    index, asked = NullableIndex([pa.int64()]), []
+    index.upsert([pa.array([3, 1, 2])])
+    real = index.columns
+    index.columns = lambda gids: asked.append(gids.dtype) or real(gids)
+    spilled = SimpleNamespace(rows=SimpleNamespace(chunks=lambda: iter(())))
+    table: Any = SimpleNamespace(spilled=spilled, index=index)
+    frozen: FrozenMultiRowKeys[Any] = FrozenMultiRowKeys(table, index, lambda *_: None)  # type: ignore[arg-type]
+    list(frozen.parts(np.empty(0, np.int32), lambda _: []))
+    assert asked == [np.int32]
 
 
 @each_kind

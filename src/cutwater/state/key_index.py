@@ -106,7 +106,8 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def frozen(self) -> KeyIndex:
-        """The first ``len(self)`` group ids as they are now; serves ``columns`` and ``len``, not ``upsert``."""
+        """The first ``len(self)`` group ids as they are now; serves ``columns`` and ``len``,
+        neither ``find`` nor ``upsert``."""
 
 
 class HashIndex(KeyIndex):
@@ -141,7 +142,7 @@ class HashIndex(KeyIndex):
 
     def frozen(self) -> Self:
         view = copy.copy(self)
-        view._table, view._next = np.empty(0, self._entry), None
+        del view._table, view._next  # a kernel that got an empty table would read outside of it
         return view
 
     @abstractmethod
@@ -374,7 +375,10 @@ _MOVED_AT_ONCE = 1 << 16
 
 
 class NullableIndex(KeyIndex):
-    """GroupIds as ``KeyIndex`` has them, over columns that may hold nulls.
+    """Group ids of keys in which null is a value like any other, equal to itself.
+
+    As long as no null comes it is the plain index, at no cost but a look at each column's null count.  With the first
+    null the keys move, once, to an index with one more column: a word whose bit c says that column c is null.
 
     Args:
         types: Arrow types of the key columns, in order; 64 at most.

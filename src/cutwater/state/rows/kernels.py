@@ -98,9 +98,7 @@ def probe(
 
 
 @kernel
-def latest(
-    gids: Any, times: Any, settled: Any, heads: Any, tails: Any, nexts: Any, stored: Any, references: Any
-) -> None:
+def latest(gids: Any, times: Any, settled: Any, heads: Any, nexts: Any, stored: Any, references: Any) -> None:
     """For each row the stored row of its group id with the highest time at or before its own, of equal ones the last.
 
     -1 where there is none.  Every row yet to come is later than ``settled``: a head of a chain that the row after it

@@ -22,7 +22,7 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rows import kernels
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.row_store import RowStore, grown
-from cutwater.state.table.spill import FrozenSpill, Room, Spill
+from cutwater.state.table.spill import PART_KEYS, FrozenSpill, Room, Spill
 
 References: TypeAlias = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ _ROW_BYTES = 20
 
 
 class RowChains:
-    """Rows in the order in which they came, chained by key group id.
+    """Rows in the order in which they came, chained by the group id of their key.
 
     Columns, times and group ids lie in arrays that are only appended to: a frozen view costs nothing.
     """
@@ -100,12 +100,11 @@ class RowChains:
     def latest_at(self, gids: GroupIds, times: References, settled: int) -> References:
         """The row of each group id that was the latest at a time; see ``kernels.latest``."""
         references = np.empty(len(gids), np.int64)
-        chains = (self._heads, self._tails, self._nexts, self._times)
-        kernels.latest(gids, times, settled, *chains, references)
+        kernels.latest(gids, times, settled, self._heads, self._nexts, self._times, references)
         return references
 
     def of(self, gids: GroupIds) -> tuple[References, References]:
-        """The rows of some ids, those of a group id in the order in which they came, and where those of each begin."""
+        """The rows of some group ids, of each in the order in which they came, and where those of each begin."""
         bounds, rows = np.empty(len(gids) + 1, np.int64), np.empty(0, np.int64)
         kernels.rows_of(gids, self._heads, self._nexts, bounds, rows)
         rows = np.empty(int(bounds[-1]), np.int64)
@@ -178,7 +177,6 @@ def group_parts(groups: npt.NDArray[np.uint16], rows: int) -> Iterator[tuple[sli
 
 _GROUP_ID_BYTES = 32
 """Bytes that a key takes for the chains of both sides."""
-_PART_KEYS = 1 << 14
 
 Live: TypeAlias = Callable[[Sequence[RowChains]], Sequence[References]]
 """Rows of each side that still count, ascending."""
@@ -366,7 +364,7 @@ class KeyedRows:
             rows[side] = np.flatnonzero(outside[self.sides[side].gids])
             self.retain(gids, rows)
         frozen = spill.rows.freeze()
-        for chunk in frozen.beginning(b"", groups, _PART_KEYS):
+        for chunk in frozen.beginning(b"", groups, PART_KEYS):
             values = list(chunk.values)
             values[side] = pa.array([b""] * len(values[side]), pa.large_binary())
             spill.rows.put(chunk.keys, values)
@@ -408,10 +406,10 @@ class FrozenKeyedRows:
         for side, some in enumerate(groups):
             order = np.argsort(some, kind="stable")
             rows[side], groups[side] = rows[side][order], some[order]
-        in_memory: KeyIndex = NullableIndex(self._types.key_types, len(self.index))
+        in_memory: KeyIndex | None = None
         for chunk in () if self._spilled is None else self._spilled.rows.chunks():
-            if len(in_memory) < len(self.index):
-                in_memory.upsert(keys(np.arange(len(self.index), dtype=np.int32)))
+            if in_memory is None:  # a frozen index finds nothing
+                in_memory = keys_of(self.index, np.arange(len(self.index), dtype=np.int32))
             only = pa.array(in_memory.find(chunk.keys) < 0)
             page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))
             for side in range(len(self.sides)):

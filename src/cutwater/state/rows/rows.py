@@ -26,15 +26,13 @@ from cutwater.state.rows.keyed_rows import (
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 from cutwater.state.table.intervals import RESTORED, History, Intervals
 from cutwater.state.table.keyed_segments import keyed_rows
-from cutwater.state.table.spill import Room
+from cutwater.state.table.spill import PART_KEYS, Room
 
 LiveAt: TypeAlias = Callable[[Sequence[RowChains], int], Sequence[References]]
 """Rows of each side that still count at a watermark, ascending.  A row that does not, never will again."""
 Counts: TypeAlias = tuple[int, int, int]
 """Rows of the first and of the second side, and the epoch: how many freezes there were."""
 
-PART_KEYS = 1 << 14
-"""Keys that are brought into memory at once."""
 _FEW_ROWS = 1 << 10
 """May be in memory after a restore, whatever the budget."""
 _SLACK_ROWS = 1 << 16
@@ -111,7 +109,7 @@ class Rows:
             yield first
 
     def make_room(self, watermark: int) -> None:
-        """Between batches, when nobody holds ids: forget what does not count, and move what memory does not hold."""
+        """Between batches, when nobody holds group ids: forget what does not count, and move out what is too much."""
         spill = self._rows.spill
         crowded = spill is not None and spill.full and not spill.busy
         if crowded or self._rows.count >= self._sweep_at:

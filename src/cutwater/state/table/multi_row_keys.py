@@ -20,12 +20,10 @@ from cutwater.state.growing_array import GrowingArray
 from cutwater.state.key_index import GroupIds, KeyIndex, NullableIndex, keys_of
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.keyed_table import Columns, KeyedTable
-from cutwater.state.table.spill import DELETED_KEYS, Room, Spill
+from cutwater.state.table.spill import DELETED_KEYS, PART_KEYS, Room, Spill
 
 V = TypeVar("V", bound=Columns)
 
-PART_KEYS = 1 << 14
-"""Keys that are brought into memory at once."""
 _ROW_BYTES = 64
 """Bytes that a row takes besides its columns, in the index and what the owner keeps of it."""
 
@@ -284,7 +282,7 @@ class FrozenMultiRowKeys(Generic[V]):
         groups = spilled.group_of(identity(gids)[-keys:]) if len(gids) else np.empty(0, np.uint16)
         order = np.argsort(groups, kind="stable")
         gids, groups = gids[order], groups[order]
-        newer = keys_of(self._index, np.arange(len(self._index)))
+        newer = keys_of(self._index, np.arange(len(self._index), dtype=np.int32))  # a frozen index finds nothing
         for chunk in spilled.rows.chunks():
             only = pa.array(newer.find(chunk.keys) < 0)
             page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))

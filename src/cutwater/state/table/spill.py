@@ -27,6 +27,8 @@ from cutwater.state.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.table.changes import ChangeLog
 
+PART_KEYS: Final = 1 << 14
+"""Keys with several rows each that are brought into memory at once."""
 _PART_ROWS: Final = 4096
 _LARGE_BYTES: Final = 1 << 10
 """Smaller rows cost no more to move than the row that asks for them."""

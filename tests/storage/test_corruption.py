@@ -266,6 +266,19 @@ def test_without_verify_only_the_manifest_is_read_and_segments_are_verified_when
         read_segment(store, JOB, bad[0])
 
 
+def test_a_report_counts_what_was_read(healthy):
+    store = damaged(healthy)
+    completed = JobLog(store, JOB).read().completed[0]
+    whole = verify_checkpoint(store, JOB, completed)
+    (path, *_) = held = {e.file for e in whole.manifest.entries if e.file}
+    assert (whole.files, whole.segments) == (1 + len(held), len(whole.manifest.entries))
+    alone = verify_checkpoint(store, JOB, completed, data=False)
+    assert (alone.files, alone.bytes, alone.segments, alone.ok) == (1, 0, 0, True)
+    rest = verify_checkpoint(store, JOB, completed, {path})
+    passed_over = [e.length for e in whole.manifest.entries if e.file == path]
+    assert (rest.files, rest.bytes) == (whole.files - 1, whole.bytes - sum(passed_over))
+
+
 def test_a_store_that_cannot_be_read_now_is_not_taken_for_damage(healthy):
     store = damaged(healthy)
     state = JobLog(store, JOB).read()

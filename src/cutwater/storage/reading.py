@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from cutwater.errors import ConfigError, CorruptSnapshotError
@@ -223,13 +223,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Result of reading every byte of a checkpoint."""
+    """Result of reading every byte of a checkpoint, or its manifest alone."""
 
     checkpoint_id: int
     files: int
+    """Of what was read."""
     bytes: int
-    """Of the manifest's segments, inline ones included."""
+    """Of the segments that were read, inline ones included."""
     segments: int
+    """Of what was read."""
     problems: tuple[Problem, ...]
     manifest: Manifest | None = None
     """``None`` if it cannot be read."""
@@ -264,6 +266,7 @@ def verify_checkpoint(
     """Compare every byte of a checkpoint with its digests, and decode it.  Damage is reported, not raised.
 
     Args:
+        held: files that are not read.
         data: also what the manifest names; else that alone.
 
     Raises:
@@ -275,23 +278,22 @@ def verify_checkpoint(
     except CorruptSnapshotError as error:
         problem = Problem(f"{job}/{completed.path}", error.message)
         return VerifyReport(completed.checkpoint_id, 1, 0, 0, (problem,))
+    if not data:
+        return VerifyReport(completed.checkpoint_id, 1, 0, 0, (), manifest)
+    entries = [entry for entry in manifest.entries if entry.file not in held]
     return VerifyReport(
         checkpoint_id=completed.checkpoint_id,
-        files=1 + len({e.file for e in manifest.entries if e.file}),
-        bytes=sum(e.length for e in manifest.entries),
-        segments=len(manifest.entries),
-        problems=tuple(_damaged(store, job, completed, manifest, held)) if data else (),
+        files=1 + len({entry.file for entry in entries if entry.file}),
+        bytes=sum(entry.length for entry in entries),
+        segments=len(entries),
+        problems=tuple(_damaged(store, job, completed, entries)),
         manifest=manifest,
     )
 
 
-def _damaged(
-    store: Store, job: str, completed: CheckpointCompleted, manifest: Manifest, held: Collection[str]
-) -> Iterator[Problem]:
+def _damaged(store: Store, job: str, completed: CheckpointCompleted, entries: Sequence[Entry]) -> Iterator[Problem]:
     around: set[str] = set()
-    for entry in manifest.entries:
-        if entry.file in held:
-            continue
+    for entry in entries:
         try:
             read_segment(store, job, entry)
         except CorruptSnapshotError as error:

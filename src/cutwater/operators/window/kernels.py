@@ -1,4 +1,13 @@
-"""Kernels of the windows, and of the sessions."""
+"""Kernels of the windows, and of the sessions.
+
+``by_gid`` of the sessions is (starts, ends, alive, nexts, taken, pending, fired, came_out, parents), by group id:
+
+- ``nexts`` chains the sessions of a key from its *anchor*, the group id that holds the first of them;
+- ``taken`` of an anchor is the highest session number of its key;
+- ``pending`` counts the rows that have not come out;
+- ``came_out`` says that the session came out since the call began, and is False everywhere before;
+- ``parents`` is the session that swallowed this one, or itself; -1 for an anchor that holds no session yet.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +191,8 @@ def take_rows(
             (swallowed).
 
     Returns:
-        the first row not taken; how many new ids, sessions in ``begun`` and in ``gone``, rows that fire, late rows.
+        the first row not taken; how many new group ids, sessions in ``begun`` and in ``gone``, rows that fire, and
+        late rows.
     """
     gap, lateness, limit = settings
     _, ends, _, nexts, taken, pending, fired, came_out, parents = by_gid

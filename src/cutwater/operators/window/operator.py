@@ -215,11 +215,11 @@ class WindowOperator(Operator, Generic[W]):
         self._begin(self._advance())
         return self.resume()
 
-    def _begin(self, portions: Pieces[Outputs]) -> None:
+    def _begin(self, pieces: Pieces[Outputs]) -> None:
         """This comes out."""
-        portions.rows = self._in_order(portions.rows)
-        self._due = portions
-        if self._order is not None and portions.scattered:
+        pieces.rows = self._in_order(pieces.rows)
+        self._due = pieces
+        if self._order is not None and pieces.scattered:
             self._order.begin()
 
     def _in_order(self, gids: GroupIds) -> GroupIds:
@@ -318,11 +318,11 @@ class WindowOperator(Operator, Generic[W]):
             self._early.next_ms = None  # until rows come
             self._begin(self._windows.changed(lambda _: True, _ALL_GROUP_IDS))
             return self.resume()
-        portions = self._windows.changed(lambda _: True, SLICE_ROWS)
-        count = len(portions.rows)
-        outputs = (portions.take(SLICE_ROWS) or []) if count else []
+        pieces = self._windows.changed(lambda _: True, SLICE_ROWS)
+        count = len(pieces.rows)
+        outputs = (pieces.take(SLICE_ROWS) or []) if count else []
         if count < SLICE_ROWS:
-            more = portions.take(SLICE_ROWS)
+            more = pieces.take(SLICE_ROWS)
             if more is None:
                 self._early.next_ms = None
             outputs += more or []

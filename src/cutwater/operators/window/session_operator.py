@@ -31,7 +31,7 @@ from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys, MultiRowKeys
 from cutwater.state.table.timed_table import Passed, Pieces
 
 if TYPE_CHECKING:
-    from cutwater.operators.window.operator import MakeSegments, Times
+    from cutwater.operators.window.operator import MakeSegments
     from cutwater.operators.window.spec import WindowAggregateSpec
     from cutwater.state.backend import StateBackend
 
@@ -41,7 +41,7 @@ _MS_US = 1000
 
 
 class GroupIdCalendar:
-    """A rough queue: gids lie in buckets of time, and come back when the bucket begins.
+    """A rough queue: group ids lie in buckets of time, and come back when the bucket begins.
 
     What an instant means may change meanwhile: whoever takes gids out looks whether it is time, and puts the others
     in again.
@@ -140,7 +140,7 @@ class Taken:
 
 
 class SessionTable:
-    """Group ids are sessions.  Those of a key are chained from its *anchor*, the group id numbered 0 of the key.
+    """Group ids are sessions.  Those of a key are chained from its *anchor*, the group id of its session number 0.
 
     A group id whose session is over or was swallowed by another is dead, and swept out in time; a dead anchor stays
     while its key has other sessions.
@@ -173,7 +173,7 @@ class SessionTable:
         return MultiRowKeys(types[:keys], types[keys:], self, room, early=early is not None and early.rows is None)
 
     def make_room(self) -> None:
-        """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
+        """Between batches, when nobody holds group ids: move keys out if there are too many, a part at a time."""
         if self._keys is not None:
             self._keys.make_room()
 

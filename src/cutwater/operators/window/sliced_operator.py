@@ -75,7 +75,8 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             return []
         last = starts - (starts - window.offset_us) % window.every_us  # the last window over the slice
         late = last + (self._reach_us + lateness) <= reached
-        outputs = self._late(batch.select(self._spec.input_schema.names), late)
+        names = self._spec.input_schema.names
+        outputs = [(number, rows.select(names)) for number, rows in self._late(batch, late)]
         waiting = last + self._reach_us > reached
         self._into_slices(batch.filter(pa.array(waiting)), starts[waiting])
         if lateness == 0:
@@ -126,12 +127,12 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return Pieces(lambda _: [])
 
     def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, GroupIds]]:
-        """The group ids of the slices of each window, in portions.
+        """The group ids of the slices of each window, in parts.
 
         They come one slice after the other: what is put together in another order may differ in its last bits.
         """
         for begin in due:
-            gids, _ = self._slices.pieces(self._slices_of(begin))
+            gids, _ = self._slices.gids_of(self._slices_of(begin))
             for first in range(0, len(gids), SLICE_ROWS):
                 yield begin, gids[first : first + SLICE_ROWS]
 
@@ -147,12 +148,12 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return self._busy or super()._firing
 
     def _more(self) -> Pieces[Outputs]:
-        """Put one portion together; when a window is whole, its group ids are due."""
-        portion = next(self._parts, None)
-        if portion is None:
+        """Put one part together; when a window is whole, its group ids are due."""
+        part = next(self._parts, None)
+        if part is None:
             self._busy = False
             return self._windows.due(self._watermarks.current)
-        begin, gids = portion
+        begin, gids = part
         fresh = self._windows.due(begin - 1 + self._reach_us)  # of the windows before this one
         keys = self._slices.keys(gids)
         if self._before.differ:

@@ -88,8 +88,8 @@ class WindowAggregateSpec(KeyedSpec):
             self._check_clock()
         if not self.aggregates:
             raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
-        check_names(self.outputs[0].names)
-        check_names(self.state_schema.names)
+        for names in (self.outputs[0].names, self.state_schema.names):
+            check_names(names, "Give the aggregate another name.")
 
     def _check_clock(self) -> None:
         if self.allowed_lateness_us:

@@ -27,6 +27,7 @@ from cutwater.connectors.staging_folders import fsync_path
 from cutwater.errors import BuildError, CorruptSnapshotError, DataError, InvariantError, SealError, StorageError
 from cutwater.storage.snapshot.staged_input import (
     STAGED_FILE,
+    STAGING,
     Staged,
     differs,
     digest_maker,
@@ -313,7 +314,7 @@ class DataFrameSource(_Unstaged):
 def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: FileAccess) -> Staged:
     """Write into a folder beside the target, then rename it in whole."""
     make_private(target.parent, access)
-    temporary = target.with_name(f"{target.name}.staging-{uuid.uuid4().hex}")
+    temporary = target.with_name(f"{target.name}{STAGING}{uuid.uuid4().hex}")
     try:
         write_parquet(df, temporary)
         staged = list_of(temporary, schema, seal)
@@ -333,7 +334,7 @@ def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: F
         fsync_path(str(target.parent))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for leftover in target.parent.glob(f"{target.name}.staging-*"):
+    for leftover in target.parent.glob(f"{target.name}{STAGING}*"):
         shutil.rmtree(leftover, ignore_errors=True)  # of drivers that died while staging
     return staged
 

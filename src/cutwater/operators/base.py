@@ -318,7 +318,7 @@ class KeyedSpec(OneInputSpec):
         return [self.input_schema.field(name) for name in self.keys]
 
 
-def check_names(names: Sequence[str], hint: str = "Give the aggregate another name.") -> None:
+def check_names(names: Sequence[str], hint: str) -> None:
     """Refuse two columns of one name.
 
     Raises:

@@ -38,7 +38,7 @@ class Segment:
             0: the order is part of the state.
         to_come: at a restore, how many rows of this state come from here on, roughly, where no later segment takes rows
             of this one away: they can be set at once.  0: later segments may, or nobody looked.
-        ungrouped: of a unsorted segment, whose rows are in any order and lack ``GROUP_COLUMN``: the hash of how many
+        ungrouped: of an unsorted segment, whose rows are in any order and lack ``GROUP_COLUMN``: the hash of how many
             columns, the first ones, decides the key group, and how many groups there are.
     """
 

@@ -239,7 +239,8 @@ class Accumulator(ABC):
     """State of one aggregate, in arrays by group id.  Called from one thread; a frozen one serves another thread.
 
     ``columns`` are the arrays that change in place.  A table captures them for a snapshot before it lets rows change
-    (see ``cutwater.state.table.keyed_table``); whatever else an accumulator holds must never be changed in place.
+    (see ``cutwater.state.table.keyed_table.Capture``); whatever else an accumulator holds must never be changed in
+    place.
     """
 
     columns: Sequence[GrowingArray]

@@ -1,7 +1,12 @@
-"""Kernels of the accumulators: one pass over the rows, state in arrays by id, the value after each row in ``out``.
+"""Kernels of the accumulators, and of the steps that keep rows by key.
 
-``valid`` is the mask of the rows whose value is not null, empty if all are; with a mask, ``out_seen`` tells which rows
-of ``out`` hold a value.
+Those of the accumulators make one pass over the rows, with state in arrays by group id, and the value after each row in
+``out``.  ``valid`` is the mask of the rows whose value is not null, empty if all are; with a mask, ``out_seen`` tells
+which rows of ``out`` hold a value.
+
+Those that keep rows say which rows come out, as numbers of rows in a *pool*, and how marked.  The pool holds the stored
+row of each key of the batch first (``local`` is the key's number there), then the rows of the batch.  ``current`` is by
+key the pool row held now, -1 for none; afterwards it is what the key is left with.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class RunningAggregateSpec(KeyedSpec):
             raise BuildError(f"no such event-time column {self.event_time!r}")
         if not self.aggregates:
             raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
-        check_names(self.outputs[0].names)
-        check_names(self.state_schema.names)
+        for names in (self.outputs[0].names, self.state_schema.names):
+            check_names(names, "Give the aggregate another name.")
 
     @property
     def passed_columns(self) -> tuple[str, ...]:

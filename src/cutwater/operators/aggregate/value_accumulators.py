@@ -96,16 +96,24 @@ class Count(ArrayAccumulator):
         kernels.add(gids, to_words(columns[0]), self._arrays[0])
 
 
-class _Seen(ArrayAccumulator):
+class _OfColumn(ArrayAccumulator):
+    """An accumulator of the values of one column."""
+
+    def __init__(self, column: str, *dtypes: Any) -> None:
+        super().__init__(*dtypes)
+        self._column = column
+
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        """Add a state that is a value, null before the first, as a row."""
+        self.update(gids, pa.record_batch({self._column: columns[0]}))
+
+
+class _Seen(_OfColumn):
     """A word (or float) and whether a value has been seen."""
 
     def __init__(self, column: str, dtype: Any, result: pa.DataType, *, ordered: bool = False) -> None:
-        super().__init__(dtype, np.bool_)
-        self._column = column
+        super().__init__(column, dtype, np.bool_)
         self._type, self._ordered = result, ordered
-
-    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
-        self.update(gids, pa.record_batch({self._column: columns[0]}))  # its state is a value, null before the first
 
     def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         values, held = self._arrays
@@ -160,12 +168,11 @@ class Sum(_Seen):
         return _doubles(column) if self._float else to_words(column)
 
 
-class Mean(ArrayAccumulator):
+class Mean(_OfColumn):
     """Sum and count in double precision."""
 
     def __init__(self, column: str) -> None:
-        super().__init__(np.float64, np.int64)
-        self._column = column
+        super().__init__(column, np.float64, np.int64)
 
     def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
@@ -194,12 +201,11 @@ class Mean(ArrayAccumulator):
         kernels.add(gids, to_words(columns[1]), self._arrays[1])
 
 
-class Spread(ArrayAccumulator):
+class Spread(_OfColumn):
     """Variance or standard deviation, of a sample or of a population: count, mean, sum of squared distances from it."""
 
     def __init__(self, kind: str, column: str) -> None:
-        super().__init__(np.int64, np.float64, np.float64)
-        self._column = column
+        super().__init__(column, np.int64, np.float64, np.float64)
         self._root = kind.startswith("stddev")
         self._less = 0 if kind.endswith("_pop") else 1
 
@@ -280,13 +286,12 @@ _GARBAGE_ROWS = 4096
 """Replaced values are swept out when they are more than this and more than the values in use."""
 
 
-class PickValue(ArrayAccumulator):
+class PickValue(_OfColumn):
     """One of the values of a column of any Arrow type by group id: the first, last, lowest or highest."""
 
     def __init__(self, kind: str, column: str, result: pa.DataType) -> None:
-        super().__init__(np.int64)  # one more than the reference, so that an empty group id is zero
+        super().__init__(column, np.int64)  # one more than the reference, so that an empty group id is zero
         self._how = _HOW[kind]
-        self._column = column
         self._used = 0
         self._held = 0
         self._store = ValueStore(result)
@@ -360,9 +365,6 @@ class PickValue(ArrayAccumulator):
         places[gids] = 0
         first = self._store.append(columns[0].take(pa.array(rows)))
         places[gids[rows]] = 1 + first + np.arange(len(rows))
-
-    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
-        self.update(gids, pa.record_batch({self._column: columns[0]}))
 
     def keep(self, gids: GroupIds) -> None:
         super().keep(gids)

@@ -272,7 +272,7 @@ class AsOfJoin(TwoSidedJoin):
         super()._clear()
         self._due = _NO_ROWS
         self._brought: Iterator[int] | None = None
-        """Keys with rows that come out now, as they are brought into memory: the first group id of each portion."""
+        """Keys with rows that come out now, as they are brought into memory: the first group id of each part."""
         self._before = self._watermarks.copy()
 
     # -- rows

@@ -58,7 +58,8 @@ class WindowJoin(TwoSidedJoin):
         super()._clear()
         self._closing: _Closing | None = None
         self._brought: Iterator[int] | None = None
-        """Keys with rows in the windows that close, as they are brought into memory: the first id of each portion."""
+        """Keys with rows in the windows that close, as they are brought into memory: the first group id of
+        each part."""
         self._before = self._watermarks.copy()
 
     # -- rows

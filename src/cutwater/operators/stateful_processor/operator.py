@@ -342,7 +342,7 @@ class PandasProcessorOperator(ProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         call, times = self._processor.handleInputRows, self._times()
         rows: list[Row] = []
-        for index, (key, frame) in enumerate(self._initial(batch)):
+        for index, (key, frame) in enumerate(self._frames(batch)):
             seen, row = self._bind(key), self._key_row(key)
             if self._watermarks.differ:
                 times = self._times(key)
@@ -352,6 +352,9 @@ class PandasProcessorOperator(ProcessorOperator):
         return self._take(rows.__getitem__)
 
     def _initial(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
+        return self._frames(batch)
+
+    def _frames(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
         """Each key and its rows, in the order in which the keys came.  The batch is converted once."""
         numbers: dict[Key, int] = {}
         group = np.array([numbers.setdefault(key, len(numbers)) for key in self._keys_of(batch)], np.int64)

@@ -1,4 +1,8 @@
-"""The states of a ``StatefulProcessor``: tuples in the states of process functions, behind Spark's interface."""
+"""The states of a ``StatefulProcessor``: tuples in the states of process functions, behind Spark's interface.
+
+A processor sees structs as ``Row``, maps as dicts, and timestamps as Spark gives them to Python: naive, in the local
+time zone.  What it keeps in a state is a tuple with one value for each column of the state's schema.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """Of values of one type.
+    """Values of one type as a processor sees them, and as Arrow holds them.
 
     Args:
         check: the value as the processor gets it back; raises ``TypeError`` and the like for what the type cannot hold.
@@ -52,7 +56,7 @@ def codec(type: pa.DataType) -> Codec:
 
 
 class Record:
-    """The codec of tuples with one value for each column of a schema.
+    """The codec of what a processor keeps in a state: tuples with one value for each column of its schema.
 
     >>> pair = Record(pa.schema({"n": pa.int64(), "s": pa.string()}))
     >>> pair.check((1, "x")), pair.revive({"n": 1, "s": "x"})

@@ -6,7 +6,7 @@ functions, says which row it was.  What it returns is checked against the declar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,8 +20,6 @@ from cutwater.operators.base import OneInputSpec, Operator, Outputs
 from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-FlatMapFunction: TypeAlias = Callable[[Row], Iterable[Mapping[str, Any]]]
-RowFunction: TypeAlias = Callable[[Row], Mapping[str, Any] | None]
 
 _CONVENTION = "It gets an iterator of batches and gives batches: for batch in batches: yield ..."
 _NO_BATCHES = (pa.RecordBatch, pa.Table)

@@ -25,6 +25,11 @@ Write: TypeAlias = tuple[bytes, bytes | None]
 """A key and what it is set to; ``None``: it is deleted."""
 
 
+def two_bytes(number: int) -> bytes:
+    """The number of a table, or of a key group, in a key of an ``OrderedStore``."""
+    return number.to_bytes(2, "big")
+
+
 class StoreSnapshot(Protocol):
     """An ``OrderedStore`` as it was at one instant, for another thread; one pass over it at a time.
 

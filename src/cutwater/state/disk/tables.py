@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.state.disk.rocks import OrderedStore, StoreSnapshot, Write
+from cutwater.state.disk.rocks import OrderedStore, StoreSnapshot, Write, two_bytes
 from cutwater.state.disk.row_codec import Matrix, RowCodec
 from cutwater.state.keys import Hashes, hash_keys, key_groups
 from cutwater.state.segments import pieces
@@ -75,7 +75,7 @@ class SpilledRows:
     def __init__(self, store: OrderedStore, types: RowTypes) -> None:
         self._store, self._types = store, types
         self._codecs = RowCodec(types.keys), RowCodec(types.values)
-        self._number, self._journal = _number(store.tables), _number(store.tables + 1)
+        self._number, self._journal = two_bytes(store.tables), two_bytes(store.tables + 1)
         store.tables += 2
         self._journal_begin = 0
         self.used = False
@@ -114,7 +114,7 @@ class SpilledRows:
     def remove_groups(self, groups: range) -> None:
         """Remove all rows of some key groups; the journal keeps what it has."""
         if self.used:
-            self._store.delete_range(*(self._number + _number(group) for group in (groups.start, groups.stop)))
+            self._store.delete_range(*(self._number + two_bytes(group) for group in (groups.start, groups.stop)))
 
     def forget(self, epoch: int) -> None:
         """Nobody asks for the journal of epochs before this one any more."""
@@ -152,13 +152,13 @@ class FrozenSpilledRows:
     def beginning(self, key: bytes, groups: range, most: int) -> Iterator[SpilledChunk]:
         """Rows whose keys begin with these bytes, group by group."""
         for group in groups:
-            begin = self._number + _number(group) + key
+            begin = self._number + two_bytes(group) + key
             end = (int.from_bytes(begin, "big") + 1).to_bytes(len(begin), "big")
             yield from self._chunks(begin, end, _PLACE_BYTES, most)
 
     def journal(self, epoch: int) -> Iterator[SpilledChunk]:
         """Rows as they were when they were moved out, since this epoch; a later one replaces an earlier one."""
-        end = _number(int.from_bytes(self._journal, "big") + 1)
+        end = two_bytes(int.from_bytes(self._journal, "big") + 1)
         return self._chunks(self._journal + epoch.to_bytes(_EPOCH_BYTES, "big"), end, _PLACE_BYTES + _EPOCH_BYTES)
 
     def release(self) -> None:
@@ -366,7 +366,3 @@ class SortedRows:
         finally:
             snapshot.release()
         self._store.delete_range(begin, end)
-
-
-def _number(number: int) -> bytes:
-    return number.to_bytes(2, "big")

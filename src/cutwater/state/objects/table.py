@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from cutwater.state.disk.rocks import OrderedStore, StoreSnapshot, Write
+from cutwater.state.disk.rocks import OrderedStore, StoreSnapshot, Write, two_bytes
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.packing import KeyPacker, Packer
 from cutwater.state.table.intervals import RESTORED, History, Intervals
@@ -327,7 +327,7 @@ class RocksObjects(Generic[V]):
         self._half_bytes = table.memory_bytes // 2
         self._write_rows = _WRITE_ROWS
         self._used = False  # anything was ever written
-        self._number = _number(store.tables)
+        self._number = two_bytes(store.tables)
         store.tables += 1
         self._log: KeyLog | None = None
         self._changed: set[Hashable] = set()
@@ -512,7 +512,7 @@ class FrozenRocksObjects(Generic[V]):
     def chunks(self) -> Iterator[Chunk]:
         """Everything in the order of the key groups, in pieces that fit in memory."""
         unpack_key, unpack = KeyPacker(self._table.key_types).unpack, Packer(self._table.kind).unpack
-        following = _number(int.from_bytes(self._number, "big") + 1)
+        following = two_bytes(int.from_bytes(self._number, "big") + 1)
         chunk, size, count = Chunk([], [], []), 0, 0
         for place, packed in self._snapshot.items(self._number, following):
             chunk.groups.append(int.from_bytes(place[2:_PREFIX_BYTES], "big"))
@@ -530,10 +530,6 @@ class FrozenRocksObjects(Generic[V]):
         """The database may forget what only this instant had."""
         self._snapshot.release()
         self._history = _NOTHING
-
-
-def _number(table: int) -> bytes:
-    return table.to_bytes(2, "big")
 
 
 def _places(keys: Sequence[Key], number: bytes, table: RocksTable, packer: KeyPacker) -> list[bytes]:

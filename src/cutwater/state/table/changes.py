@@ -126,7 +126,7 @@ class ChangeLog:
         return found.astype(np.bool_)
 
     def mark(self, gids: GroupIds, used: int = 0) -> None:
-        """These group ids change; ``used`` of them are in use, if the caller knows."""
+        """These group ids change; ``used``: group ids in use in the table, if the caller knows."""
         if not self.tracking:
             return
         needed = ((used or int(gids.max(initial=0)) + 1) + 7) // 8

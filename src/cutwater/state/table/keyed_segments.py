@@ -49,13 +49,13 @@ def in_groups(batch: pa.RecordBatch, columns: int, max_parallelism: int) -> pa.R
     >>> batch.to_pydict()
     {'__key_group': [49, 76], 'key': [7, 5]}
     """
-    groups, order = groups_of(batch.num_rows, lambda rows: _part(batch, columns, rows), max_parallelism)
+    groups, order = groups_of(batch.num_rows, lambda rows: _key_slices(batch, columns, rows), max_parallelism)
     fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *batch.schema])
     grouped = pa.RecordBatch.from_arrays([pa.array(groups), *batch.columns], schema=fields)
     return pc.take(grouped, pa.array(order), boundscheck=False)
 
 
-def _part(batch: pa.RecordBatch, columns: int, rows: slice) -> list[pa.Array]:
+def _key_slices(batch: pa.RecordBatch, columns: int, rows: slice) -> list[pa.Array]:
     return [column.slice(rows.start, rows.stop - rows.start) for column in batch.columns[:columns]]
 
 
@@ -172,13 +172,13 @@ def deleted_segments(
     for gone in deleted:
         columns = gone.index.columns
 
-        def keys_of(gids: GroupIds, columns: Callable[[GroupIds], list[pa.Array]] = columns) -> list[pa.Array]:
+        def key_columns(gids: GroupIds, columns: Callable[[GroupIds], list[pa.Array]] = columns) -> list[pa.Array]:
             return keys(columns(gids))
 
         def rows(gids: GroupIds, columns: Callable[[GroupIds], list[pa.Array]] = columns) -> list[pa.Array]:
             return identity(columns(gids))
 
-        yield from group_segments(name, schema, gone.gids, keys_of, rows, max_parallelism, "delete")
+        yield from group_segments(name, schema, gone.gids, key_columns, rows, max_parallelism, "delete")
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
@@ -288,6 +288,8 @@ def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """Rows of a segment, sorted by key group, and the group of each."""
+
     kind: SegmentKind
     groups: npt.NDArray[np.uint16]
     batch: pa.RecordBatch

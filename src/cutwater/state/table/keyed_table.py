@@ -25,11 +25,20 @@ _CHUNKS_PER_CALL = 1 << 14
 
 
 class Capture:
-    """The first ``rows`` rows of some columns as they are at this instant.
+    """The first ``rows`` rows of some columns as they are at this instant, without copying them first.
+
+    A freeze notes the columns and marks every chunk as waiting.  From then on the stream copies a chunk aside before it
+    changes a row of it, and the snapshot thread copies the others ahead, without the GIL.  When it has, the copies are
+    the frozen state, and changing rows costs what it did before.
+
+    The copies lie in memory that the capture before has given back, or that is made in the background while the columns
+    grow: the first touch of a fresh page costs far more than the copying.
 
     Args:
         columns: the arrays; their content is captured, whatever becomes of them.
         copies: where to; at least as long as the arrays' chunks in use.
+        at_once: copy them now, which takes a core a fraction of a millisecond: asking for every row whether its chunk
+            has been set aside would cost more.
     """
 
     def __init__(
@@ -137,8 +146,8 @@ class Columns(Protocol):
     """One thing that a table keeps of each key, in arrays by group id: an aggregate, for example.
 
     Called from one thread; a frozen one serves another thread.  ``columns`` are the arrays that change in place.  A
-    table captures them for a snapshot before it lets rows change (see ``Capture``); whatever else
-    is held must never be changed in place.
+    table captures them for a snapshot before it lets rows change (see ``Capture``); whatever else is held must never be
+    changed in place.
     """
 
     columns: Sequence[GrowingArray]
@@ -344,7 +353,7 @@ class KeyedTable(Generic[V]):
         return self.spill is not None and self.spill.full and not self.spill.busy
 
     def known(self, gids: GroupIds, before: int) -> npt.NDArray[np.bool_]:
-        """Mask of the ids that the last ``upsert`` returned and found, given the number of rows in memory before."""
+        """Mask of the group ids that the last ``upsert`` returned and found; ``before``: rows in memory until then."""
         known = gids < before
         return known if self.spill is None else known | self.spill.fetched(gids)
 
@@ -388,7 +397,7 @@ class KeyedTable(Generic[V]):
     def frozen(self, checkpoint_id: int | None = None, spill: Spill[Any] | None = None) -> KeyedTable[V]:
         """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
 
-        Copies nothing: see ``cutwater.state.table.keyed_table``.  ``release`` it when it is no longer read.
+        Copies nothing: see ``Capture``.  ``release`` it when it is no longer read.
 
         Args:
             spill: what moves rows to disk, where it is not the table's own.

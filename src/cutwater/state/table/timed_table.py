@@ -348,7 +348,7 @@ class TimedTable(Generic[V, T]):
         """The key columns of some group ids."""
         return self.table.index.columns(gids)[1:]
 
-    def pieces(self, times: Sequence[int]) -> tuple[GroupIds, Times]:
+    def gids_of(self, times: Sequence[int]) -> tuple[GroupIds, Times]:
         """The group ids in memory of some times, one time after the other, and the time of each."""
         parts = [join_gids(self._buckets.of(time)) for time in times]
         return np.concatenate(parts), np.repeat(np.array(times, np.int64), [len(part) for part in parts])
@@ -429,7 +429,7 @@ class TimedTable(Generic[V, T]):
         """The rows of some times by key group, those of a group one time after the other, wherever they lie."""
         spill = self._spill
         assert spill is not None, "all rows are in memory"
-        gids, of_gids = self.pieces(times)
+        gids, of_gids = self.gids_of(times)
         groups = spill.group_of(self.table.index.columns(gids))
         order = np.argsort(groups, kind="stable")
         gids, of_gids, groups = gids[order], of_gids[order], groups[order]

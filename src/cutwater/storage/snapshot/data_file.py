@@ -166,12 +166,12 @@ class _HashingFile:
 
     def __init__(self, file: BinaryIO, hasher: Hasher) -> None:
         self._file = file
-        self.digest = hasher
+        self.hasher = hasher
         self.length = 0
 
     def write(self, data: Any) -> int:
         self._file.write(data)
-        self.digest.update(data)
+        self.hasher.update(data)
         self.length += len(data)
         return len(data)
 
@@ -195,4 +195,4 @@ def encode(batch: pa.RecordBatch, file: BinaryIO, hasher: Hasher, multiple: int 
     with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema, options=_OPTIONS) as stream:
         stream.write_batch(batch)
     sink.write(bytes(-sink.length % multiple))
-    return sink.length, sink.digest.hexdigest()
+    return sink.length, sink.hasher.hexdigest()

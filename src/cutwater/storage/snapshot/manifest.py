@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     first_row: int = 0
     """Number of the first row in its channel."""
     ungrouped: tuple[int, int] | None = None
-    """Of a unsorted segment, see ``cutwater.state.segments.Segment``."""
+    """Of an unsorted segment, see ``cutwater.state.segments.Segment``."""
     schema: bytes = b""
     """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
     written: int = 0

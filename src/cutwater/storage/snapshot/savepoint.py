@@ -4,6 +4,8 @@
     <savepoint>/<step>/...          the data, see ``savepoint_files``
 
 All paths are relative, so that the folder can be moved, copied and renamed.  Its name is nobody's business.
+
+A job may take over a savepoint from its user: see ``Claim``.
 """
 
 from __future__ import annotations
@@ -225,7 +227,11 @@ _MARK = "claimed"
 
 
 class Claim:
-    """The claim of one job, if it has one."""
+    """The savepoint that a job has taken over from its user, if any: it goes when the job does not need it any more.
+
+    A word in the job's folder and the same one in the savepoint's say so.  So whoever can write into the one, and not
+    into the other, cannot have a savepoint removed that nobody gave away.
+    """
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job

@@ -182,7 +182,7 @@ def _compare(seal: Seal, kind: Kind, data: Any, digest: str, what: str, step: st
 def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
     """The segment of an entry; its bytes are compared with length and digest before they are decoded.
 
-    The batch refers to the bytes read, it is not copied; the rows of a unsorted segment are, sorted by key group.
+    The batch refers to the bytes read, it is not copied; the rows of an unsorted segment are, sorted by key group.
     """
     batch = read_batch(store, job, entry)
     if entry.ungrouped is not None:

@@ -23,8 +23,8 @@ from cutwater.storage.store.seal import Seal, is_sealed
 STAGED_FILE = "_staged.json"
 _SHA = "sha256:"
 _PIECE_BYTES = 1 << 24
-_STAGING = ".staging-"
-"""In the name of a folder that a driver died over."""
+STAGING = ".staging-"
+"""In the name of a folder that is being filled, or that a driver died over."""
 
 
 class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,7 +116,7 @@ def verify_inputs(store: Store, job: str) -> Iterator[StagedReport]:
         top = input_folder(job, step)
         names = store.names(top)
         folders = [f"{top}/{n}" for n in names if n.startswith("batch-")]
-        if STAGED_FILE in names or (any(n.startswith("part-") for n in names) and _STAGING not in step):
+        if STAGED_FILE in names or (any(n.startswith("part-") for n in names) and STAGING not in step):
             folders = [top]
         if folders:
             yield _report(store, step, folders)

@@ -28,7 +28,6 @@ ENTRY_POINTS = {
     "cutwater.ui.cli": "the command line (pyproject: project.scripts)",
     "cutwater.storage.store.memory": "the store of the contract suites and of simulations, with faults as data",
     "cutwater.protocol.diagrams": "writes the tables of the documentation; a test keeps them current",
-    "cutwater.sim.examples.__main__": "draws the pictures of the documentation; a test keeps them current",
     "cutwater.runtime.daemon": "named in the setting spark.python.daemon.module",
 }
 

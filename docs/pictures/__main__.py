@@ -1,24 +1,22 @@
-"""``python -m cutwater.sim.examples DIRECTORY``: draw all pictures, and fill the measured table of the page beside."""
+"""``python -m docs.pictures``: draw all pictures anew, and fill the measured table of the page that shows them."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cutwater.errors import ConfigError
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.examples import examples, wrong_runs
-from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
 from cutwater.trace.diagram import diagram
 from cutwater.trace.events import Trace
 from cutwater.trace.result import CheckResult, Kind
+from docs.pictures import examples, wrong_runs
+from docs.pictures.stage import Stage
 
 RUNS = 200
 """Seeds per line of the table."""
@@ -198,7 +196,8 @@ PICTURES: dict[str, Callable[[], str]] = {
 }
 """File name -> draws it."""
 
-PAGE = "what-does-not-work.md"
+DIRECTORY = Path(__file__).resolve().parent
+PAGE = DIRECTORY.parent / "what-does-not-work.md"
 _TABLE = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
@@ -207,19 +206,12 @@ def filled(page: str, table: str) -> str:
     return _TABLE.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
 
 
-def main(directory: Path) -> None:
+def main() -> None:
     """Write everything."""
-    directory.mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
-        (directory / f"{name}.svg").write_text(draw(), encoding="utf-8")
-    page = directory.parent / PAGE
-    if page.exists():
-        page.write_text(filled(page.read_text(encoding="utf-8"), measured()), encoding="utf-8")
+        (DIRECTORY / f"{name}.svg").write_text(draw(), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise ConfigError(
-            "say where the pictures go", hint="For example: python -m cutwater.sim.examples docs/pictures."
-        )
-    main(Path(sys.argv[1]))
+    main()

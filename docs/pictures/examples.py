@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.examples.stage import Stage, all_pairs
 from cutwater.trace.checker import check
 from cutwater.trace.events import Completed, Cut, Event, Recorded, Step, Trace
 from cutwater.trace.result import Reordering
+from docs.pictures.stage import Stage, all_pairs
 
 
 def three_processes() -> Trace:

@@ -1,4 +1,4 @@
 """The worked examples of the theory as runs of the real machines, and ideas that do not work, with their wrong cuts.
 
-``python -m cutwater.sim.examples docs/pictures`` draws them all.
+``python -m docs.pictures`` draws them all.
 """

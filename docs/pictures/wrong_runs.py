@@ -15,10 +15,10 @@ from cutwater.plan.cycles import back_edges
 from cutwater.protocol import messages as m
 from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FreezeOn, ProtocolSpec
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.examples.stage import MachineFactory, Stage, all_pairs, walk
 from cutwater.trace.checker import check
 from cutwater.trace.events import Trace
 from cutwater.trace.result import CheckResult
+from docs.pictures.stage import MachineFactory, Stage, all_pairs, walk
 
 # ------------------------------------------------------------------------------------------------------------- cuts
 

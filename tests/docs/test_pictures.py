@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-import cutwater.sim.examples
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.examples import __main__ as pictures
-from cutwater.sim.examples import examples, wrong_runs
-from cutwater.sim.examples.__main__ import PAGE, filled
-from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
 from cutwater.trace.diagram import cut_lines
 from cutwater.trace.events import Cut, MarkerTaken, Step
 from cutwater.trace.result import Kind
+from docs.pictures import __main__ as pictures
+from docs.pictures import examples, wrong_runs
+from docs.pictures.stage import Stage
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -220,7 +220,7 @@ def test_what_is_wrong_is_found_and_void_of_no_run(name, tallies):
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_of_the_documentation_is_current(name):
-    """Otherwise run ``python -m cutwater.sim.examples docs/pictures``."""
+    """Otherwise run ``python -m docs.pictures``."""
     assert (DOCS / "pictures" / f"{name}.svg").read_text() == pictures.PICTURES[name]()
 
 
@@ -231,9 +231,9 @@ def test_there_is_no_picture_of_nothing():
 
 
 def test_the_measured_table_is_current(tallies):
-    """Otherwise run ``python -m cutwater.sim.examples docs/pictures``."""
-    page = (DOCS / PAGE).read_text()
-    assert page == filled(page, pictures.measured(tallies))
+    """Otherwise run ``python -m docs.pictures``."""
+    page = pictures.PAGE.read_text()
+    assert page == pictures.filled(page, pictures.measured(tallies))
     assert "<!-- measured -->" in page
 
 
@@ -246,7 +246,6 @@ def test_every_test_that_a_page_names_exists(page):
     assert sorted(named - defined) == []
 
 
-@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(cutwater.sim.examples.__path__)])
-def test_examples_in_docstrings_of_the_gallery(name):
-    if name != "__main__":
-        assert doctest.testmod(importlib.import_module(f"cutwater.sim.examples.{name}")).failed == 0
+@pytest.mark.parametrize("name", ["examples", "stage", "wrong_runs"])
+def test_examples_in_docstrings_of_the_pictures(name):
+    assert doctest.testmod(importlib.import_module(f"docs.pictures.{name}")).failed == 0

@@ -9,12 +9,12 @@ Run with REWRITE=1 to write the answers of today into the scripts; then read the
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cutwater.config import JobConfig
@@ -47,8 +47,7 @@ def show(effect: Any) -> str:
             return str(v.value)
         return "+".join(map(str, v)) if isinstance(v, tuple) else str(v)
 
-    fields = ((f.name, getattr(effect, f.name)) for f in dataclasses.fields(effect))
-    fields = [(f, v) for (f, v), field in zip(fields, dataclasses.fields(effect), strict=True) if v != field.default]
+    fields = [(f.name, v) for f in msgspec.structs.fields(effect) if (v := getattr(effect, f.name)) != f.default]
     return " ".join([type(effect).__name__, *(f"{name}={short(v)}" for name, v in fields if v not in ("", None))])
 
 

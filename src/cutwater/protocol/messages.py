@@ -11,8 +11,9 @@ Here are those of a subtask; those of the coordinator are in ``checkpoint.messag
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol.protocols import FailureReason
@@ -22,8 +23,7 @@ InputId: TypeAlias = Hashable
 # ---------------------------------------------------------------------------------------------- events of a subtask
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(msgspec.Struct, frozen=True):
     """The coordinator asks for the wave to begin here (A1, CL1).
 
     It goes to every source; with row ``synchronous`` to every subtask; with ``chandy_lamport`` to any, also to several.
@@ -39,8 +39,7 @@ class Trigger:
     """The wave is aligned, whatever the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierTaken:
+class BarrierTaken(msgspec.Struct, frozen=True):
     """A barrier was taken from an input: from the head of its queue, or past what waits there (an overtaking one).
 
     An overtaking barrier may be taken from a blocked input.  A copy of the items that it overtook in the receiver's
@@ -58,8 +57,7 @@ class BarrierTaken:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierWaits:
+class BarrierWaits(msgspec.Struct, frozen=True):
     """A barrier that goes in its turn has come into the queue of the input and lies behind other items.
 
     Told once per barrier; only row ``unaligned`` listens.
@@ -72,15 +70,13 @@ class BarrierWaits:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentTimeout:
+class AlignmentTimeout(msgspec.Struct, frozen=True):
     """``aligned_timeout_ms`` have passed since ``WatchAlignment``."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowsOvertaken:
+class RowsOvertaken(msgspec.Struct, frozen=True):
     """The barrier is at the front of all output queues; so many rows in them were overtaken and are kept.
 
     The answer to ``BroadcastBarrier(overtake=True)`` and to ``Overtake``, also when it is 0 or there are no outputs.
@@ -93,8 +89,7 @@ class RowsOvertaken:
     """``None``: as if every output went into the loop, that is ``rows > 0``."""
 
 
-@dataclass(frozen=True, slots=True)
-class BarriersSent:
+class BarriersSent(msgspec.Struct, frozen=True):
     """The barriers of the checkpoint, going in their turn, have left all output queues.
 
     Row ``unaligned`` waits for it (or for the overtaking) with the acknowledgement; harmless in every other.
@@ -103,8 +98,7 @@ class BarriersSent:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoopVerdict:
+class LoopVerdict(msgspec.Struct, frozen=True):
     """The wave found the loop of this subtask without a row; ``ended``: there will never be one again (C6)."""
 
     checkpoint_id: int
@@ -113,8 +107,7 @@ class LoopVerdict:
     """Every row that came or comes into the loop behind this wave, at whatever subtask, is later than this (W3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatermarkTaken:
+class WatermarkTaken(msgspec.Struct, frozen=True):
     """A watermark or an idleness was taken from an input as an item of its own.
 
     Needed only while ``machine.recording(input)``; harmless otherwise.
@@ -123,58 +116,50 @@ class WatermarkTaken:
     input: InputId
 
 
-@dataclass(frozen=True, slots=True)
-class EndTaken:
+class EndTaken(msgspec.Struct, frozen=True):
     """EndOfData was taken from an input: it brings no more rows, but still barriers (A7)."""
 
     input: InputId
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
+class SourceExhausted(msgspec.Struct, frozen=True):
     """This source has read its last row for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowsTaken:
+class RowsTaken(msgspec.Struct, frozen=True):
     """Rows were taken from an input.  Needed only while ``machine.recording(input)``; harmless otherwise."""
 
     input: InputId
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(msgspec.Struct, frozen=True):
     """Everything that ``Freeze`` handed to the writer is durable."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogsDurable:
+class LogsDurable(msgspec.Struct, frozen=True):
     """Everything that ``WriteLogs`` handed to the writer is durable."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
+class WriteFailed(msgspec.Struct, frozen=True):
     """Something of this checkpoint could not be written; ``reason`` is for people."""
 
     checkpoint_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AbortNotice:
+class AbortNotice(msgspec.Struct, frozen=True):
     """The coordinator gave the checkpoint up; ``latest_completed`` is the newest one that did complete (0: none)."""
 
     checkpoint_id: int
     latest_completed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteNotice:
+class CompleteNotice(msgspec.Struct, frozen=True):
     """The checkpoint is published.  ``commit`` is false for a plain savepoint."""
 
     checkpoint_id: int
@@ -189,22 +174,19 @@ Event: TypeAlias = (
 # --------------------------------------------------------------------------------------------- effects of a subtask
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """Take nothing more from this input."""
 
     input: InputId
 
 
-@dataclass(frozen=True, slots=True)
-class Unblock:
+class Unblock(msgspec.Struct, frozen=True):
     """Go on taking from this input.  Several come in the order in which the inputs were blocked (A5)."""
 
     input: InputId
 
 
-@dataclass(frozen=True, slots=True)
-class Freeze:
+class Freeze(msgspec.Struct, frozen=True):
     """Freeze all operators of the chain now and hand the writing to the background thread.
 
     The performer answers with ``Durable`` or ``WriteFailed``.  Writes of one subtask keep their order.  With ``probe``
@@ -219,8 +201,7 @@ class Freeze:
     """Of a savepoint: the whole state is wanted, in its canonical form; sinks leave nothing open."""
 
 
-@dataclass(frozen=True, slots=True)
-class BroadcastBarrier:
+class BroadcastBarrier(msgspec.Struct, frozen=True):
     """Put the barrier on every output, behind all rows produced so far.
 
     With ``overtake`` it leaves before everything that waits in the output queues; a copy of that is kept for the
@@ -234,15 +215,13 @@ class BroadcastBarrier:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WatchAlignment:
+class WatchAlignment(msgspec.Struct, frozen=True):
     """Feed ``AlignmentTimeout`` after ``aligned_timeout_ms`` (at once if that is 0); needless once forgotten."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overtake:
+class Overtake(msgspec.Struct, frozen=True):
     """Barriers of the checkpoint that wait in output queues go first; a copy of what they overtake is kept.
 
     The answer is ``RowsOvertaken``.
@@ -251,24 +230,21 @@ class Overtake:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Expedite:
+class Expedite(msgspec.Struct, frozen=True):
     """The barrier that waits in the queue of this input comes first, as an overtaking one (``Head.URGENT``)."""
 
     input: InputId
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseWatermark:
+class ReleaseWatermark(msgspec.Struct, frozen=True):
     """The loop was quiet at that wave: ``WatermarkMerger.release(checkpoint_id, watermark)`` (W3)."""
 
     checkpoint_id: int
     watermark: int = MAX_WATERMARK
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(msgspec.Struct, frozen=True):
     """Everything is durable: tell the coordinator, with names and digests of the files, and the answers about loops."""
 
     checkpoint_id: int
@@ -281,8 +257,7 @@ class Acknowledge:
     """At the freeze all inputs from outside the loop had ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decline:
+class Decline(msgspec.Struct, frozen=True):
     """Tell the coordinator that this checkpoint cannot complete here."""
 
     checkpoint_id: int
@@ -290,8 +265,7 @@ class Decline:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """Drop what was frozen, recorded and written for this checkpoint; it will not complete.
 
     Not a sink's pre-commits: the rows in them were handed on before the barrier and come never again.  They stay with
@@ -301,31 +275,27 @@ class Forget:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """Sinks commit every pre-commit of this checkpoint and of all older ones not yet committed."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartRecording:
+class StartRecording(msgspec.Struct, frozen=True):
     """From now on rows taken from this input belong to the checkpoint's log of it."""
 
     checkpoint_id: int
     input: InputId
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Append the rows (or the watermark) just taken to the input's log of each of these checkpoints."""
 
     input: InputId
     checkpoint_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopRecording:
+class StopRecording(msgspec.Struct, frozen=True):
     """The log of this input is complete; ``rows`` is how many it holds.
 
     If the barrier overtook, what it overtook at the receiver is the end of the log (without a ``StartRecording``
@@ -337,8 +307,7 @@ class StopRecording:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteLogs:
+class WriteLogs(msgspec.Struct, frozen=True):
     """All logs of the checkpoint are complete: write them; answer with ``LogsDurable`` or ``WriteFailed``.
 
     The logs are those of the inputs and what was overtaken in the output queues.  A probe has none.
@@ -347,8 +316,7 @@ class WriteLogs:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfInput:
+class EndOfInput(msgspec.Struct, frozen=True):
     """No more rows will come: let the operators finish, send EndOfData on all outputs, tell the coordinator."""
 
 

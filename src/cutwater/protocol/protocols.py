@@ -119,28 +119,18 @@ class CheckpointKind(enum.Enum):
     PROBE = "probe"
     """A wave that stores nothing and only asks whether the loops are quiet (C6)."""
 
-    @property
-    def stored(self) -> bool:
+    def __init__(self, kind: str) -> None:
+        self.stored = kind != "probe"
         """It is published when all have acknowledged; all kinds but PROBE."""
-        return self is not CheckpointKind.PROBE
-
-    @property
-    def final(self) -> bool:
+        self.final = kind in ("stop_with_savepoint", "final")
         """No row follows its barrier."""
-        return self in (CheckpointKind.STOP_WITH_SAVEPOINT, CheckpointKind.FINAL)
-
-    @property
-    def user_owned(self) -> bool:
-        return self in (CheckpointKind.SAVEPOINT, CheckpointKind.STOP_WITH_SAVEPOINT)
-
-    @property
-    def commits(self) -> bool:
+        self.user_owned = kind in ("savepoint", "stop_with_savepoint")
+        self.commits = kind not in ("savepoint", "probe")
         """Sinks commit when it completed.
 
         Not for a plain savepoint: it belongs to the user, who may delete or move it, so that no recovery may depend
         on it.  Its pre-commits stay with the sink and are committed by the next checkpoint that completes.
         """
-        return self not in (CheckpointKind.SAVEPOINT, CheckpointKind.PROBE)
 
 
 class AckAnswer(enum.Enum):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -582,43 +582,57 @@ class CheckpointCoordinator:
         Raises:
             InvariantError: one is broken.
         """
-        for what, holds in self._invariants():
-            if not holds:
-                raise self._broken(f"invariant broken: {what}")
-        for pending in self._pending.values():
-            for what, holds in self._invariants_of(pending):
-                if not holds:
-                    raise self._broken(f"invariant broken of checkpoint {pending.checkpoint_id}: {what}")
+        if broken := self._broken_of_all():
+            raise self._broken(f"invariant broken: {broken}")
+        for id, pending in self._pending.items():
+            if broken := self._broken_of(id, pending):
+                raise self._broken(f"invariant broken of checkpoint {id}: {broken}")
 
-    def _invariants(self) -> Iterable[tuple[str, bool]]:
-        pending, found = self._pending, self._pending.values()
-        no_place = (CheckpointKind.FINAL, CheckpointKind.PROBE)
-        places = sum(not p.kind.user_owned and p.kind not in no_place for p in found)
-        ended = self._completed_count + self._failed_count + self._subsumed_count
-        newest = max(max(ids, default=0) for ids in (pending, self._given_up, self._completed))
-        return (
-            ("pending ids grow", len(pending) < 2 or list(pending) == sorted(pending)),
-            ("no id above the last one", newest <= self._last_id),
-            ("what is given up is not completed", self._given_up.keys().isdisjoint(self._completed)),
-            ("one is published at a time", sum(p.stage is PendingStage.PUBLISHING for p in found) <= 1),
-            ("no more pending than allowed", places <= self._settings.max_concurrent),
-            ("a probe is under way alone", len(pending) < 2 or all(p.kind.stored for p in found)),
-            ("one final checkpoint at a time", sum(p.kind.final for p in found) <= 1),
-            ("requests are held only while a part is away", self._part_away or not self._held),
-            ("every checkpoint is counted once", self._triggered == sum(p.kind.stored for p in found) + ended),
-            ("the memory of ids is bounded", len(self._given_up) <= IDS_REMEMBERED >= len(self._completed)),
-        )
+    def _broken_of_all(self) -> str:
+        """The first invariant that does not hold of all checkpoints together."""
+        pending, given_up, completed = self._pending, self._given_up, self._completed
+        publishing = places = stored = final = 0
+        for p in pending.values():
+            publishing += p.stage is PendingStage.PUBLISHING
+            places += p.kind is CheckpointKind.PERIODIC or p.kind is CheckpointKind.ON_DEMAND
+            stored += p.kind.stored
+            final += p.kind.final
+        if len(pending) > 1 and list(pending) != sorted(pending):
+            return "pending ids grow"
+        if max([self._last_id, *pending, *given_up, *completed]) > self._last_id:
+            return "no id above the last one"
+        if not given_up.keys().isdisjoint(completed):
+            return "what is given up is not completed"
+        if publishing > 1:
+            return "one is published at a time"
+        if places > self._settings.max_concurrent:
+            return "no more pending than allowed"
+        if 1 < len(pending) != stored:
+            return "a probe is under way alone"
+        if final > 1:
+            return "one final checkpoint at a time"
+        if self._held and not self._part_away:
+            return "requests are held only while a part is away"
+        if self._triggered != stored + self._completed_count + self._failed_count + self._subsumed_count:
+            return "every checkpoint is counted once"
+        if not len(given_up) <= IDS_REMEMBERED >= len(completed):
+            return "the memory of ids is bounded"
+        return ""
 
-    def _invariants_of(self, p: PendingCheckpoint) -> Iterable[tuple[str, bool]]:
-        id = p.checkpoint_id
+    def _broken_of(self, id: int, p: PendingCheckpoint) -> str:
+        """The first that does not hold of one that is under way."""
         triggered = p.stage is PendingStage.TRIGGERED
-        return (
-            ("it is neither given up nor completed", id not in self._given_up and id not in self._completed),
-            ("only subtasks have acknowledged", p.payloads.keys() <= p.subtasks),
-            ("ready means acknowledged by all", triggered == (len(p.payloads) < len(p.subtasks))),
-            ("nothing of a probe is published", triggered or p.kind.stored),
-            ("nothing outlives its attempt", p.attempt == self._attempt),
-        )
+        if id in self._given_up or id in self._completed:
+            return "it is neither given up nor completed"
+        if not p.payloads.keys() <= p.subtasks:
+            return "only subtasks have acknowledged"
+        if triggered != (len(p.payloads) < len(p.subtasks)):
+            return "ready means acknowledged by all"
+        if not (triggered or p.kind.stored):
+            return "nothing of a probe is published"
+        if p.attempt != self._attempt:
+            return "nothing outlives its attempt"
+        return ""
 
 
 def _remember(known: dict[int, _T], id: int, what: _T) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from cutwater.protocol.protocols import AckAnswer, CheckpointKind, FailureReason
 
 SubtaskId: TypeAlias = Hashable
@@ -13,15 +15,13 @@ SubtaskId: TypeAlias = Hashable
 # ------------------------------------------------------------------------------------------------------------ events
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed; wanted at ``coordinator.next_due_ms``, harmless at any other time."""
 
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCheckpoint:
+class RequestCheckpoint(msgspec.Struct, frozen=True):
     """A user asks for a checkpoint or savepoint (any kind but PERIODIC and FINAL)."""
 
     now_ms: float
@@ -29,15 +29,13 @@ class RequestCheckpoint:
     request_id: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFinal:
+class RequestFinal(msgspec.Struct, frozen=True):
     """Every subtask has handled its end of data (A7)."""
 
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDrain:
+class RequestDrain(msgspec.Struct, frozen=True):
     """A user wants the job to end as if its sources were exhausted, with a savepoint of that end.
 
     The request is answered when the final checkpoint has completed; the attempt's end, or the final checkpoint's
@@ -48,8 +46,7 @@ class RequestDrain:
     request_id: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProbe:
+class RequestProbe(msgspec.Struct, frozen=True):
     """The loop monitor wants a wave that stores nothing (C6); whatever is under way or due does as well."""
 
     now_ms: float
@@ -66,8 +63,7 @@ class AckReceived:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeclineReceived:
+class DeclineReceived(msgspec.Struct, frozen=True):
     """A subtask cannot complete the checkpoint."""
 
     checkpoint_id: int
@@ -78,16 +74,14 @@ class DeclineReceived:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """Manifest and log entry are durable: the checkpoint exists."""
 
     checkpoint_id: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class PublishFailed:
+class PublishFailed(msgspec.Struct, frozen=True):
     """The checkpoint is not in the log, as far as this attempt may know; ``reason`` is for people."""
 
     checkpoint_id: int
@@ -97,16 +91,14 @@ class PublishFailed:
     """It may be in the log nevertheless: whoever restores next looks, and the attempt must end before that."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRunning:
+class JobRunning(msgspec.Struct, frozen=True):
     """All subtasks of a new attempt run."""
 
     attempt: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class JobStopped:
+class JobStopped(msgspec.Struct, frozen=True):
     """The attempt is over (failure, cancel, end): what is pending cannot complete any more.
 
     ``survivors``: only some subtasks went down, the others hear of the outcome of what is being published.
@@ -125,8 +117,7 @@ CoordinatorEvent: TypeAlias = (
 # ----------------------------------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class SendTrigger:
+class SendTrigger(msgspec.Struct, frozen=True):
     """Send ``Trigger`` to every source (row ``synchronous``: to every subtask); of kind PROBE with ``probe``."""
 
     checkpoint_id: int
@@ -136,13 +127,11 @@ class SendTrigger:
     """A savepoint is wanted of it: the wave is aligned, whatever the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendDrain:
+class SendDrain(msgspec.Struct, frozen=True):
     """Tell every source that it has read its last row; from here on only the final checkpoint is triggered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True):
     """All subtasks acknowledged: write manifest and log entry, then feed ``Published`` or ``PublishFailed``."""
 
     checkpoint_id: int
@@ -150,8 +139,7 @@ class Publish:
     payloads: tuple[tuple[SubtaskId, object], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyComplete:
+class NotifyComplete(msgspec.Struct, frozen=True):
     """Send ``CompleteNotice`` to every subtask."""
 
     checkpoint_id: int
@@ -159,8 +147,7 @@ class NotifyComplete:
     commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
+class NotifyAborted(msgspec.Struct, frozen=True):
     """Send ``AbortNotice`` to every subtask."""
 
     checkpoint_id: int
@@ -169,16 +156,14 @@ class NotifyAborted:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(msgspec.Struct, frozen=True):
     """Delete the state that this acknowledgement names; no manifest will."""
 
     checkpoint_id: int
     payload: object
 
 
-@dataclass(frozen=True, slots=True)
-class AckAnswered:
+class AckAnswered(msgspec.Struct, frozen=True):
     """Answer to the acknowledgement just received."""
 
     checkpoint_id: int
@@ -186,16 +171,14 @@ class AckAnswered:
     answer: AckAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     """More consecutive checkpoints failed than tolerated, or one that the job's stop depends on."""
 
     reason: FailureReason
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestAnswered:
+class RequestAnswered(msgspec.Struct, frozen=True):
     """The outcome of a user's request: ``reason`` is ``None`` if the checkpoint completed."""
 
     request_id: Hashable

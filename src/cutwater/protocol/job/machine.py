@@ -298,17 +298,17 @@ class JobMachine:
     def validate(self) -> None:
         """Every invariant, once."""
         problems: list[str] = []
-        if any(s < 0 for s in self.workers):
+        if self.workers and min(self.workers) < 0:
             problems.append(f"a worker fills a slot below 0: {sorted(self.workers)}")
-        missing = {(s, r) for s, r in self.parts if s not in self.workers}
         waiting = frozenset[int]() if self._deploying else self.down
-        if self.phase in _ATTEMPT and any(r not in waiting for _, r in missing):
+        missing = [r for s, r in self.parts if s not in self.workers] if self.phase in _ATTEMPT else ()
+        if not waiting.issuperset(missing):
             problems.append(f"attempt {self.attempt} goes on with {self.present} of {self.slots} workers")
-        if self.phase is JobPhase.RUNNING and any(r not in self.down for _, r in self.parts - self._ready):
+        if self.phase is JobPhase.RUNNING and not self.down.issuperset([r for _, r in self.parts - self._ready]):
             problems.append("running before every worker was ready")
         if self.down and (self.phase is not JobPhase.RUNNING or len(self.down) == len(self.regions)):
             problems.append(f"regions {sorted(self.down)} are down by themselves while {self.phase.value}")
-        if self._division.with_upstream(self.down) != self.down:
+        if self.down and self._division.with_upstream(self.down) != self.down:
             problems.append(f"regions {sorted(self.down)} are down without what they depend on (R3)")
         if self.phase is JobPhase.DRAINING and self._finished < self.subtasks:
             problems.append("draining before every subtask finished")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 
-class JobPhase(enum.Enum):
+from cutwater.protocol.states import State
+
+
+class JobPhase(State):
     FORMING = "forming"
     DEPLOYING = "deploying"
     RUNNING = "running"
@@ -28,8 +31,7 @@ class Outcome(enum.Enum):
 # ---------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(msgspec.Struct, frozen=True):
     """A worker proved the job's secret and fills a slot; an older worker of that slot is fenced from now on.
 
     ``replaced``: where that one runs, in a user's words.
@@ -41,8 +43,7 @@ class WorkerJoined:
     replaced: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(msgspec.Struct, frozen=True):
     """The connection of a worker ended, or it was silent for too long; ``where`` it ran, in a user's words."""
 
     slot: int
@@ -52,8 +53,7 @@ class WorkerLost:
     where: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Starting:
+class Starting(msgspec.Struct, frozen=True):
     """A slot that has a core, and whose process has not been heard of yet."""
 
     slot: int
@@ -62,8 +62,7 @@ class Starting:
     since_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """State of the slots that have no worker, as Spark tells it: those that wait for a core, and those that have one.
 
     A slot that is neither has not been submitted yet, as far as Spark says.
@@ -74,8 +73,7 @@ class Progress:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True):
     """All subtasks that a worker holds of a region are restored and connected."""
 
     slot: int
@@ -84,8 +82,7 @@ class WorkerReady:
     region: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskFinished:
+class SubtaskFinished(msgspec.Struct, frozen=True):
     """A subtask handled the end of its data."""
 
     attempt: int
@@ -93,8 +90,7 @@ class SubtaskFinished:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(msgspec.Struct, frozen=True):
     """A subtask, the restore or the coordinator itself failed.  ``retryable``: a restart may help.
 
     ``region``: where; ``None`` if that cannot be said.
@@ -107,8 +103,7 @@ class TaskFailed:
     region: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Widened:
+class Widened(msgspec.Struct, frozen=True):
     """The regions that are down cannot be brought back beside the running ones: the whole job must go back."""
 
     attempt: int
@@ -116,22 +111,19 @@ class Widened:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class FinalCommitted:
+class FinalCommitted(msgspec.Struct, frozen=True):
     """The final checkpoint is complete and every sink committed it."""
 
     attempt: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
+class CheckpointCompleted(msgspec.Struct, frozen=True):
     attempt: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class EndRequested:
+class EndRequested(msgspec.Struct, frozen=True):
     """The user cancels or stops the job."""
 
     outcome: Outcome
@@ -139,8 +131,7 @@ class EndRequested:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reshape:
+class Reshape(msgspec.Struct, frozen=True):
     """The job goes on with another group, from the newest checkpoint; its attempt, if there was one, is stopped.
 
     Workers of slots beyond the new group have been sent away.
@@ -157,15 +148,13 @@ class Reshape:
     """Of each of them, the numbers of those that go back with it (R3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersGone:
+class WorkersGone(msgspec.Struct, frozen=True):
     """After ``ShutDown``: no worker is left (or the patience is)."""
 
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     now_ms: float
 
 
@@ -178,81 +167,70 @@ Event: TypeAlias = (
 # --------------------------------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class StopAttempt:
+class StopAttempt(msgspec.Struct, frozen=True):
     """Reset every live worker: subtasks of older attempts are dropped, the processes stay."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class BeginAttempt(msgspec.Struct, frozen=True):
     """Take the log, choose the checkpoint, deploy to all slots.  Answered by WorkerReady or TaskFailed."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartProcessing:
+class StartProcessing(msgspec.Struct, frozen=True):
     """All workers are ready: let rows flow and checkpoints begin."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRegions:
+class StopRegions(msgspec.Struct, frozen=True):
     """Reset the subtasks of these regions in every live worker; all others run on, but no checkpoint is taken (R2)."""
 
     regions: tuple[int, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BeginRegions:
+class BeginRegions(msgspec.Struct, frozen=True):
     """Take the log and deploy these regions from the newest checkpoint.  Answers: WorkerReady, TaskFailed, Widened."""
 
     attempt: int
     regions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StartRegions:
+class StartRegions(msgspec.Struct, frozen=True):
     """The regions are restored: let their rows flow.  Nothing is down any more, checkpoints go on."""
 
     attempt: int
     regions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeFinalCheckpoint:
+class TakeFinalCheckpoint(msgspec.Struct, frozen=True):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShutDown:
+class ShutDown(msgspec.Struct, frozen=True):
     """Tell all workers to leave."""
 
     outcome: Outcome
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupShort:
+class GroupShort(msgspec.Struct, frozen=True):
     """The group did not become complete in time, but is large enough to go on; answered by ``Reshape``."""
 
     workers: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """The group is incomplete for some time, and the job waits for it: something that its user should know."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     outcome: Outcome
     reason: str
 

@@ -6,13 +6,13 @@ in the runtime and in the simulator; only moving rows and calling operators is t
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from cutwater.protocol.channel.items import Head
 from cutwater.protocol.determinants import CONTROL, OWN, Order
 from cutwater.protocol.messages import InputId
+from cutwater.protocol.states import State
 from cutwater.protocol.subtask.call_size import CallSize
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
@@ -22,7 +22,7 @@ OUTSIDE_EVERY = 64
 """However much is on its way in a loop, one call in so many takes rows from outside, if there are some."""
 
 
-class IdleReason(enum.Enum):
+class IdleReason(State):
     NOTHING_TO_DO = "nothing to do"
     BLOCKED = "everything that waits lies in blocked inputs"
     OUTPUTS_FULL = "an output is full"

@@ -15,7 +15,7 @@ outcome.  A savepoint is aligned under every row: nothing overtakes it, and only
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
@@ -630,9 +630,8 @@ class SubtaskMachine:
         Raises:
             InvariantError: one is broken.
         """
-        for what, holds in self._invariants():
-            if not holds:
-                raise self._broken(f"invariant broken: {what}")
+        if broken := self._broken_here():
+            raise self._broken(f"invariant broken: {broken}")
         recorded, ahead = 0, dict[InputId, int]()
         for id, snapshot in self._snapshots.items():
             recorded += len(snapshot.logs)
@@ -640,51 +639,59 @@ class SubtaskMachine:
                 if ahead and snapshot.arrived:
                     raise self._broken("invariant broken: one checkpoint at a time aligns and blocks")
                 ahead |= dict.fromkeys(snapshot.arrived, id)
-            for what, holds in self._invariants_of(id, snapshot):
-                if not holds:
-                    raise self._broken(f"invariant broken of checkpoint {id}: {what}")
+            if broken := self._broken_in(id, snapshot):
+                raise self._broken(f"invariant broken of checkpoint {id}: {broken}")
         if ahead != self._blocked:
             raise self._broken("invariant broken: exactly the inputs that are ahead, where rows block, are blocked")
         if recorded != sum(map(len, self._recorders.values())):
             raise self._broken("invariant broken: nothing else is recorded than what snapshots wait for")
 
-    def _invariants(self) -> Iterable[tuple[str, bool]]:
-        """Of the subtask as a whole."""
+    def _broken_here(self) -> str:
+        """The first invariant that does not hold of the subtask as a whole."""
         phase, halted = self.phase, self._halted
-        done = len(self._ended) == len(self._inputs) if self._inputs else None
         final = phase is Phase.STOPPED or phase is Phase.FINISHED
-        return (
-            ("the memory of ids is bounded", len(self._aborted) <= IDS_REMEMBERED >= len(self._done)),
-            ("it halts only for what is undecided, or for ever",
-             not halted or (self.protocol.halts and (final or halted <= self._snapshots.keys()))),
-            ("the phase agrees with the ended inputs",
-             done is None or done == (phase is Phase.ENDED or phase is Phase.FINISHED)),
-            ("only ended back-edges may end late",
-             not self._late_ends or self._late_ends <= self._ended & self._back_edges),
-            ("a final checkpoint is known exactly after its freeze", (self._final_id is not None) == final),
-        )  # fmt: skip
+        if not len(self._aborted) <= IDS_REMEMBERED >= len(self._done):
+            return "the memory of ids is bounded"
+        if halted and not (self.protocol.halts and (final or halted <= self._snapshots.keys())):
+            return "it halts only for what is undecided, or for ever"
+        ended = len(self._ended) == len(self._inputs)
+        if self._inputs and ended != (phase is Phase.ENDED or phase is Phase.FINISHED):
+            return "the phase agrees with the ended inputs"
+        if self._late_ends and not self._late_ends <= self._ended & self._back_edges:
+            return "only ended back-edges may end late"
+        if (self._final_id is not None) != final:
+            return "a final checkpoint is known exactly after its freeze"
+        return ""
 
-    def _invariants_of(self, id: int, s: Snapshot) -> Iterable[tuple[str, bool]]:
-        """Of one snapshot."""
-        stage, recorders = s.stage, self._recorders
-        aligning, halts = stage is Stage.ALIGNING, s.row.halts
-        return (
-            ("it is newer than the restored one and not above the newest", self._restored_id < id <= self._newest_id),
-            ("it is not remembered as over", id not in self._aborted and id not in self._done),
-            ("who is due to freeze has frozen", not aligning or not self._freeze_is_due(s)),
-            ("an alignment has begun with a barrier", not aligning or bool(s.arrived or s.waiting)),
-            ("no barrier waits where it has come", not s.waiting or s.waiting.isdisjoint(s.arrived)),
-            ("a switch is at once a freeze, of a checkpoint that may switch",
-             not s.switched or (s.may_switch and not aligning)),
-            ("only an unaligned checkpoint that is neither final nor a probe may switch",
-             not s.may_switch or (s.row.switches and not (s.final or s.probe))),
-            ("what is frozen in a halting row halts", not halts or aligning or id in self._halted),
-            ("recorded inputs have not brought the barrier", not s.logs or s.arrived.isdisjoint(s.logs)),
-            ("recorders and logs agree", all(s in recorders.get(i, ()) for i in s.logs) if s.logs else True),
-            ("it records exactly as long as there is something to record", (stage is Stage.RECORDING) == s.recording),
-            ("it waits for the writer exactly between freeze and acknowledgement",
-             (stage is Stage.RECORDING or stage is Stage.WRITING) == bool(s.undurable)),
-        )  # fmt: skip
+    def _broken_in(self, id: int, s: Snapshot) -> str:
+        """The first that does not hold of one snapshot."""
+        stage, row, logs, recorders = s.stage, s.row, s.logs, self._recorders
+        aligning, recording = stage is Stage.ALIGNING, stage is Stage.RECORDING
+        if not self._restored_id < id <= self._newest_id:
+            return "it is newer than the restored one and not above the newest"
+        if id in self._aborted or id in self._done:
+            return "it is not remembered as over"
+        if aligning and self._freeze_is_due(s):
+            return "who is due to freeze has frozen"
+        if aligning and not (s.arrived or s.waiting):
+            return "an alignment has begun with a barrier"
+        if s.waiting and not s.waiting.isdisjoint(s.arrived):
+            return "no barrier waits where it has come"
+        if s.switched and (aligning or not s.may_switch):
+            return "a switch is at once a freeze, of a checkpoint that may switch"
+        if s.may_switch and (s.final or s.probe or not row.switches):
+            return "only an unaligned checkpoint that is neither final nor a probe may switch"
+        if row.halts and not (aligning or id in self._halted):
+            return "what is frozen in a halting row halts"
+        if logs and not s.arrived.isdisjoint(logs):
+            return "recorded inputs have not brought the barrier"
+        if logs and not all(s in recorders.get(i, ()) for i in logs):
+            return "recorders and logs agree"
+        if recording != s.recording:
+            return "it records exactly as long as there is something to record"
+        if (recording or stage is Stage.WRITING) != bool(s.undurable):
+            return "it waits for the writer exactly between freeze and acknowledgement"
+        return ""
 
 
 def _remember(ids: dict[int, None], id: int) -> None:

@@ -165,7 +165,10 @@ class Performer:
         return min((w.timeout_ms for w in self._under_way.values() if w.timeout_ms is not None), default=math.inf)
 
     def _mine(self, checkpoint_id: int) -> CheckpointUnderWay:
-        return self._under_way.setdefault(checkpoint_id, CheckpointUnderWay())
+        mine = self._under_way.get(checkpoint_id)
+        if mine is None:
+            mine = self._under_way[checkpoint_id] = CheckpointUnderWay()
+        return mine
 
     @property
     def _wants_probe(self) -> bool:

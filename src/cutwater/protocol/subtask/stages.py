@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from cutwater.protocol.messages import InputId
@@ -93,7 +92,7 @@ STAGES: dict[tuple[Stage, StageStep], Stage] = {
 }
 
 
-class Part(enum.Enum):
+class Part(State):
     """What an acknowledgement waits for."""
 
     STATE = "state"

@@ -15,8 +15,8 @@ from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
-from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN
+from memory_store import MemoryStore
 
 GROUPS = 16
 JOB = "job"

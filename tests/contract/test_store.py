@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
-from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.opening import another, joined, open_existing, open_store, parted, store_at
 from elsewhere import elsewhere
+from memory_store import MemoryStore
 
 STORES = {
     "local": lambda path: open_store(path / "root"),

@@ -19,7 +19,7 @@ from cutwater.operators.base import OperatorSpec
 from cutwater.runtime.worker.restore import Restore
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 AGGREGATES = (Aggregate("n", "count"), Aggregate("texts", "count_distinct", "k"), Aggregate("mean", "mean", "v"))
 ALL: dict[str, OperatorSpec] = SPECS | {"aggregate": RunningAggregateSpec(SCHEMA, ("k",), AGGREGATES)}

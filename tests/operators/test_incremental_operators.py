@@ -30,9 +30,9 @@ from cutwater.state.table.timed_table import Pieces, TimedTable
 from cutwater.storage.snapshot.increments import Increments, extended
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
-from cutwater.storage.store.memory import MemoryStore
 from incremental_world import JOB, STEP, Content, World, short, written
 from keyed_world import opened, owner, rows_of
+from memory_store import MemoryStore
 
 DELETING = {"tumbling", "slices", "cut slices", "sliding", "sessions", "early sessions"}
 SWEEPING = {"table join", "first", "updating top"}

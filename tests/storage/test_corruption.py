@@ -13,8 +13,8 @@ from cutwater.storage.log_entries import attached_to
 from cutwater.storage.reading import choose, verify_checkpoint
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import load_manifest, read_segment
-from cutwater.storage.store.memory import Fault, MemoryStore
 from damage import flipped, truncated
+from memory_store import Fault, MemoryStore
 
 
 @pytest.fixture(scope="module", params=["manifests in the log", "large manifests"])

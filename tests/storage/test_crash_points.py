@@ -11,7 +11,7 @@ from cutwater.errors import StorageError
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, next_checkpoint_id
 from cutwater.storage.snapshot.retention import Retention
-from cutwater.storage.store.memory import Fault, MemoryStore, SimulatedCrash
+from memory_store import Fault, MemoryStore, SimulatedCrash
 
 
 def prepared():

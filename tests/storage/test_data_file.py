@@ -22,7 +22,7 @@ from cutwater.storage.snapshot.retention import Retention, list_shared, older_en
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import Fault, MemoryStore
+from memory_store import Fault, MemoryStore
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -7,7 +7,7 @@ import pytest
 from cutwater.errors import FencedError
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import CheckpointCompleted, Fork, Forked, HandedOver, JobEnded, Promoted
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 FORK = Fork("/chk", "a", "uid-a", "/chk/a")
 

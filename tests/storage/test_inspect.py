@@ -10,8 +10,8 @@ from storage_world import JOB, take_checkpoint
 from cutwater.errors import ConfigError
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import JobEnded
-from cutwater.storage.store.memory import MemoryStore
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, render_verify, verify_snapshot
+from memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from cutwater.errors import (
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import CheckpointCompleted, JobEnded, JobFinished, LogState, RolledBack, attached_to
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import Fault, MemoryStore
+from memory_store import Fault, MemoryStore
 
 
 def open_log(store, **options):

@@ -22,8 +22,8 @@ from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.storage import job_log as log_module
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import CheckpointCompleted
-from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN
+from memory_store import MemoryStore
 
 KEEP = 2
 

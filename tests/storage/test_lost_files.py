@@ -22,7 +22,7 @@ from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 ROWS = 40
 CHAIN = 4

@@ -10,7 +10,7 @@ from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import choose, next_checkpoint_id
 from cutwater.storage.snapshot.retention import Retention, list_jobs
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import Fault, MemoryStore
+from memory_store import Fault, MemoryStore
 
 
 def begun(store, num_retained=2):

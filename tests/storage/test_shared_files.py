@@ -21,9 +21,9 @@ from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
+from memory_store import MemoryStore
 
 GOLDEN = Path(__file__).parent / "golden"
 

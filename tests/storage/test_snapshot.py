@@ -20,8 +20,8 @@ from cutwater.storage.snapshot.manifest import FORMAT_VERSION
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import Fault, MemoryStore
 from cutwater.storage.store.seal import PLAIN
+from memory_store import Fault, MemoryStore
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
 

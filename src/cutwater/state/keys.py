@@ -82,10 +82,11 @@ def is_word_key(kind: pa.DataType) -> bool:
 
 def is_key_type(kind: pa.DataType) -> bool:
     """True if values of the type have a stable hash, so that rows can be keyed by them."""
-    return is_word_key(kind) or _is_bytes_key(kind) or pa.types.is_decimal128(kind)
+    return is_word_key(kind) or is_text_or_bytes(kind) or pa.types.is_decimal128(kind)
 
 
-def _is_bytes_key(kind: pa.DataType) -> bool:
+def is_text_or_bytes(kind: pa.DataType) -> bool:
+    """True if a value is a run of bytes, of whatever length."""
     t = pa.types
     return t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
 

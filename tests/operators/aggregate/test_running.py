@@ -17,8 +17,8 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
-from cutwater.storage.store.memory import MemoryStore
 from keyed_world import AGGREGATES, VALUES, aggregate, cuts, feed, fitting, opened, rescaled, rows_of, same, snapshot
+from memory_store import MemoryStore
 
 
 def spec_of(batch: pa.RecordBatch, keys: tuple[str, ...], kinds: list[str]) -> RunningAggregateSpec:

@@ -25,8 +25,8 @@ from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.intervals import Intervals
 from cutwater.storage.snapshot.increments import Increments
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
-from cutwater.storage.store.memory import MemoryStore
 from incremental_world import Content, World, written
+from memory_store import MemoryStore
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 

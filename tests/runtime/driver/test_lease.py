@@ -23,7 +23,7 @@ from cutwater.runtime.status.status import JobStatus
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 FILE = "job/control/driver.json"
 

@@ -11,7 +11,7 @@ from cutwater.errors import CutwaterError, StorageError
 from cutwater.runtime.driver.requests import Request, send, watch
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 POLL_S = 0.01
 

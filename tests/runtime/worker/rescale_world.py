@@ -27,7 +27,7 @@ from cutwater.state.keys import key_group_range
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 from subtask_context import Subtask
 
 __all__ = ["Cut", "Event", "World", "go_on"]

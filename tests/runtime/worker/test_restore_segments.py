@@ -20,7 +20,7 @@ from cutwater.state.table.keyed_segments import restore_rows
 from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
-from cutwater.storage.store.memory import MemoryStore
+from memory_store import MemoryStore
 
 GROUPS = 8
 STATE = pa.schema([("k", pa.int64()), ("n", pa.int64())])

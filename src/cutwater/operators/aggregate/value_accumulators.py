@@ -17,7 +17,7 @@ from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values, gather
 from cutwater.state.key_index import GroupIds
-from cutwater.state.table.row_store import ValueStore
+from cutwater.state.table.row_store import ValueStore, take_or_null
 
 Mask = npt.NDArray[np.bool_]
 
@@ -376,12 +376,6 @@ class PickValue(_OfColumn):
         copy = super().frozen(columns)
         copy._store = self._store.frozen()
         return copy
-
-
-def take_or_null(values: pa.Array, rows: npt.NDArray[np.int64]) -> pa.Array:
-    """Some of the values; null where a row is -1."""
-    missing = rows < 0
-    return values.take(pa.array(rows, mask=missing) if missing.any() else pa.array(rows))
 
 
 ARRIVAL = "__arrival"

@@ -13,11 +13,11 @@ from cutwater.data.words import valid_rows
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
-from cutwater.operators.aggregate.value_accumulators import take_or_null
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.spec import TABLES
 from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import null_key_mask, require_valid_keys
+from cutwater.state.table.row_store import take_or_null
 
 if TYPE_CHECKING:
     from cutwater.operators.join.spec import TableJoinSpec

@@ -28,6 +28,7 @@ from cutwater.state.table.changes import Changed, Deleted
 from cutwater.state.table.keyed_segments import RestoredRows, group_segments
 from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys, MultiRowKeys, all_gids
+from cutwater.state.table.row_store import grown
 from cutwater.state.table.timed_table import Passed, Pieces
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class SessionTable:
         if gids <= used:
             return
         for name, fill in (("_taken", 0), ("_came_out", 0), ("_nexts", -1), ("_parents", -1)):
-            setattr(self, name, _grown(getattr(self, name), used, 2 * gids, fill))
+            setattr(self, name, grown(getattr(self, name), used, 2 * gids, fill))
 
     def _touch(self, gids: GroupIds) -> None:
         """These sessions are about to change.  A change is one of the whole key: its anchor stands for it."""
@@ -489,13 +490,6 @@ class SessionTable:
         self.table.side(Side.ANCHORS)[gids[chained]] = anchors[chained] + 1
         kernels.link(gids, anchors, self._nexts)
         self._expect(gids)
-
-
-def _grown(values: npt.NDArray[Any], used: int, size: int, fill: int) -> npt.NDArray[Any]:
-    """A larger copy."""
-    grown = np.full(size, fill, values.dtype)
-    grown[:used] = values
-    return grown
 
 
 class FrozenSessions:

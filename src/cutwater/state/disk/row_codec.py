@@ -18,6 +18,7 @@ import pyarrow.types as pt
 
 from cutwater.data.words import bytes_view, fixed_view, valid_rows
 from cutwater.state import column_kernels, index_kernels
+from cutwater.state.keys import is_text_or_bytes
 from cutwater.state.packing import Packer
 
 Matrix = npt.NDArray[np.uint8]
@@ -40,7 +41,7 @@ class RowCodec:
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self.types = list(types)
         leaves = [leaf for kind in types for leaf in _leaf_types(kind)]
-        self._packers = [None if _width(kind) or _is_bytes(kind) else Packer(kind) for kind in leaves]
+        self._packers = [None if _width(kind) or is_text_or_bytes(kind) else Packer(kind) for kind in leaves]
         self._leaves = leaves
         self._widths = [_width(kind) or _LENGTH.itemsize for kind in leaves]
         self._varying = [number for number, kind in enumerate(leaves) if not _width(kind)]
@@ -156,10 +157,6 @@ def _width(kind: pa.DataType) -> int:
         return 1
     fixed = pt.is_primitive(kind) or pt.is_decimal(kind) or pt.is_fixed_size_binary(kind)
     return kind.bit_width // 8 if fixed else 0
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind)
 
 
 def _empty(column: pa.Array) -> Any:

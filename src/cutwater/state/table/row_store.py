@@ -57,7 +57,7 @@ class ValueStore:
         """The values referred to, in that order."""
         if len(self._chunks) == 1 or len(references) == 0:
             chunk = self._chunks[0] if self._chunks else pa.nulls(0, self.type)
-            return chunk.take(_indices(references))
+            return take_or_null(chunk, references)
         starts = np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
         home = np.searchsorted(starts, references, side="right") - 1  # -1 for null
         order = np.argsort(home, kind="stable")
@@ -94,9 +94,10 @@ class ValueStore:
         return view
 
 
-def _indices(references: npt.NDArray[np.int64]) -> pa.Array:
-    missing: Any = references < 0
-    return pa.array(references, mask=missing) if missing.any() else pa.array(references)
+def take_or_null(values: pa.Array, rows: npt.NDArray[np.int64]) -> pa.Array:
+    """Some of the values; null where a row is -1."""
+    missing = rows < 0
+    return values.take(pa.array(rows, mask=missing) if missing.any() else pa.array(rows))
 
 
 _FIRST_ROWS = 1024

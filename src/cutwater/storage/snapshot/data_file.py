@@ -105,14 +105,18 @@ class Continued:
     Args:
         files: how many take turns, no more than completed checkpoints are kept; 0: none is continued.
 
-    >>> from cutwater.storage.store.memory import MemoryStore
-    >>> continued, file = Continued(1), DataFile(MemoryStore(), "delays", "shared/7-1-0.data")
+    >>> from cutwater.storage.store.local import LocalStore
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> continued, file = Continued(1), DataFile(LocalStore.open(folder.name), "delays", "shared/7-1-0.data")
     >>> continued.take(7)
     >>> entry = file.append(pa.record_batch({"n": [1, 2]}), dict(step="n", subtask=0, name="n", kind="base", rows=2))
     >>> file.sync(), continued.leave(7, file), continued.completed(7)
     (True, None, None)
     >>> continued.take(8) is file, file.length
     (True, 4096)
+    >>> file.abort(), folder.cleanup()
+    (None, None)
     """
 
     def __init__(self, files: int) -> None:

@@ -1,4 +1,4 @@
-"""A store in memory, for tests and simulation; faults are data."""
+"""A store in memory; faults are data."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from cutwater.errors import DataError
 from cutwater.state import column_kernels
 from cutwater.state import index_kernels as kernels
 from cutwater.state.growing_array import GrowingArray, gather, in_background
-from cutwater.state.keys import decimal_bytes, is_word_key
+from cutwater.state.keys import as_bytes, is_word_key
 
 AT_ONCE_GROUP_IDS = 1 << 16
 """So many are entered into a new table at once: about a millisecond."""
@@ -305,7 +305,7 @@ class BytesIndex(HashIndex):
 
     def _encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[Words, npt.NDArray[np.uint8], npt.NDArray[Any]]:
         parts = [to_words(columns[c]) for c in self._word_columns]
-        spans = [bytes_view(_as_bytes(columns[c])) for c in self._byte_columns]
+        spans = [bytes_view(as_bytes(columns[c])) for c in self._byte_columns]
         if len(spans) == 1:
             return _matrix(parts, rows), *spans[0]
         lengths = [np.diff(offsets.astype(np.int64)) for _, offsets in spans]
@@ -364,10 +364,6 @@ def _matrix(parts: Sequence[Words], rows: int) -> Words:
     for c, words in enumerate(parts):
         matrix[:, c] = words
     return matrix
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    return decimal_bytes(column) if pa.types.is_decimal(column.type) else column
 
 
 _MARKS = pa.uint64()

@@ -204,15 +204,17 @@ def _hash_column(column: pa.Array, out: Hashes) -> None:
     if is_word_key(column.type):
         kernels.hash_words(to_words(column), out)
     else:
-        data, offsets = bytes_view(decimal_bytes(column) if pa.types.is_decimal(column.type) else column)
+        data, offsets = bytes_view(as_bytes(column))
         kernels.hash_bytes(data, offsets, out)
     valid = valid_rows(column)
     if valid is not None:
         out[~valid] = NULL_HASH
 
 
-def decimal_bytes(column: pa.Array) -> pa.Array:
-    """A decimal128 column as binary rows of 16 bytes, without a copy of the content."""
+def as_bytes(column: pa.Array) -> pa.Array:
+    """The column, if it is none of decimal128: that as binary rows of 16 bytes, without a copy of the content."""
+    if not pa.types.is_decimal(column.type):
+        return column
     offsets = np.arange(column.offset, column.offset + len(column) + 1, dtype=np.int64) * 16
     return pa.Array.from_buffers(pa.large_binary(), len(column), [None, pa.py_buffer(offsets), column.buffers()[1]])
 

@@ -207,7 +207,8 @@ class JobLog:
         """
         self.create()
         self._sweep()
-        self._fill_gaps()
+        for seq in self.damaged:
+            self._store.create(self._path(seq), LOST)
         self.in_doubt = False
         self.attempt = 0
         for _ in range(_MAX_TRIES):
@@ -333,10 +334,6 @@ class JobLog:
                     self._store.delete(self._path(seq))
         except StorageError as error:
             _LOG.warning("old log entries stay for now: %s", error)
-
-    def _fill_gaps(self) -> None:
-        for seq in self.damaged:
-            self._store.create(self._path(seq), LOST)
 
     def _sweep(self) -> None:
         try:

@@ -7,6 +7,7 @@ not to the log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -291,6 +292,15 @@ def attached_to(data: bytes | memoryview) -> bytes:
     return b"".join(bytes(data).split(b"\n", 2)[2:])
 
 
+def check_version(path: str, format: str, version: int, known: Sequence[int]) -> None:
+    """Refuse a file that a newer release wrote, before more of it is decoded."""
+    if version not in known:
+        raise FormatVersionError(
+            f"{path} has {format} version {version}, this release knows {', '.join(map(str, known))}",
+            hint="Use the release that wrote it, or a newer one.",
+        )
+
+
 def parse_entry(path: str, seq: int, data: bytes, seal: Seal) -> StoredEntry:
     """The entry in a file's bytes; the digest is compared before anything is decoded.
 
@@ -307,11 +317,7 @@ def parse_entry(path: str, seq: int, data: bytes, seal: Seal) -> StoredEntry:
         )
     try:
         version = msgspec.json.decode(body, type=_Versioned).version
-        if version not in _KNOWN_VERSIONS:
-            raise FormatVersionError(
-                f"{path} has log format version {version}, this release knows {', '.join(map(str, _KNOWN_VERSIONS))}",
-                hint="Use the release that wrote it, or a newer one.",
-            )
+        check_version(path, "log format", version, _KNOWN_VERSIONS)
         entry = msgspec.json.decode(body, type=LogEntry)
     except msgspec.MsgspecError as error:
         raise CorruptSnapshotError(f"{path} is not a log entry ({error})", hint=DAMAGED_HINT) from error

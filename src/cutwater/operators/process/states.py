@@ -235,7 +235,7 @@ class ValueState(KeyedState):
         if self._ttl is None:
             return [default if value is None else value for value in self._table.get_many(keys)]
         with self._cursor.kept():
-            return [self._for_key(key, default) for key in keys]
+            return [self.get(default) for self._cursor.key in keys]
 
     def put_many(self, keys: Sequence[Hashable], values: Any) -> None:
         """Set many keys at once; a null clears its key.
@@ -260,10 +260,6 @@ class ValueState(KeyedState):
                     self.clear()
                 else:
                     put(cursor.key, stamp(value))
-
-    def _for_key(self, key: Hashable, default: Any) -> Any:
-        self._cursor.key = key
-        return self.get(default)
 
     def stored(self, value: Any) -> Any:
         return value if self._ttl is None else unstamped(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -299,16 +299,28 @@ class StateDeclaration:
         return HostedMap(state)
 
 
-class HostedList:
-    """``pyspark.sql.streaming.stateful_processor.ListState``.  An emptied list does not exist."""
+S = TypeVar("S", ListState, MapState)
+
+
+class _Hosted(Generic[S]):
+    """A state that does not exist when it is empty."""
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: ListState) -> None:
+    def __init__(self, state: S) -> None:
         self._state = state
 
     def exists(self) -> bool:
         return len(self._state) > 0
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class HostedList(_Hosted[ListState]):
+    """``pyspark.sql.streaming.stateful_processor.ListState``."""
+
+    __slots__ = ()
 
     def get(self) -> Iterator[Tuple]:
         return iter(self._state)
@@ -322,20 +334,11 @@ class HostedList:
     def appendList(self, newState: list[Tuple]) -> None:
         self._state.extend(newState)
 
-    def clear(self) -> None:
-        self._state.clear()
 
+class HostedMap(_Hosted[MapState]):
+    """``pyspark.sql.streaming.stateful_processor.MapState``."""
 
-class HostedMap:
-    """``pyspark.sql.streaming.stateful_processor.MapState``.  An emptied map does not exist."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: MapState) -> None:
-        self._state = state
-
-    def exists(self) -> bool:
-        return len(self._state) > 0
+    __slots__ = ()
 
     def getValue(self, key: Tuple) -> Tuple | None:
         return self._state.get(_hashable(key, self._state))
@@ -357,9 +360,6 @@ class HostedMap:
 
     def removeKey(self, key: Tuple) -> None:
         self._state.pop(_hashable(key, self._state), None)
-
-    def clear(self) -> None:
-        self._state.clear()
 
 
 HostedState: TypeAlias = HostedValue | HostedList | HostedMap

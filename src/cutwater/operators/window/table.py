@@ -155,7 +155,7 @@ class WindowTable:
 
     @property
     def next_instant(self) -> int | None:
-        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
+        """The watermark at which windows fire next; ``None``: none is waiting."""
         return self.rows.next_instant
 
     def _results(self, table: AggregateTable, gids: GroupIds) -> Outputs:

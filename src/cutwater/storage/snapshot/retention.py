@@ -77,7 +77,9 @@ class SharedFiles:
         Raises:
             StorageError: one may be gone; the checkpoint must not count.
         """
-        older = {f for f in shared_files(manifest.entries) if _checkpoint_of(f) != manifest.checkpoint_id}
+        # By the checkpoint: who survived a restart of others writes under an older attempt (R2).
+        writers = {e.file: writer for e in manifest.entries if (writer := writer_of_shared(e.file)) is not None}
+        older = {file for file, writer in writers.items() if writer[0] != manifest.checkpoint_id}
         try:  # in any case: one that this checkpoint retires would not be read, nor told if it is damaged
             self._read_manifests()
         except StorageError:
@@ -150,12 +152,6 @@ class SharedFiles:
             return bool(list_shared(self._store, self._log.job))
         except StorageError:
             return True
-
-
-def _checkpoint_of(file: str) -> int | None:
-    """Checkpoint that a file was written for; who survived a restart of others writes under an older attempt (R2)."""
-    writer = writer_of_shared(file)
-    return writer[0] if writer is not None else None
 
 
 class Retention:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError, StorageError
-from cutwater.storage.log_entries import CheckpointCompleted, LogState
+from cutwater.errors import CorruptSnapshotError, SealError, StorageError
+from cutwater.storage.log_entries import CheckpointCompleted, LogState, check_version
 from cutwater.storage.snapshot.limits import check_manifest
 from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.savepoint_files import SavepointFile, entries_of
@@ -196,12 +196,7 @@ def _read(store: Store, folder: str) -> tuple[SavepointManifest, str]:
 def _parse(path: str, body: bytes) -> SavepointManifest:
     try:
         version = msgspec.json.decode(body, type=_Versioned).format_version
-        if version not in KNOWN_VERSIONS:
-            raise FormatVersionError(
-                f"{path} has savepoint format version {version}, "
-                f"this release knows {', '.join(map(str, KNOWN_VERSIONS))}",
-                hint="Use the release that wrote it, or a newer one.",
-            )
+        check_version(path, "savepoint format", version, KNOWN_VERSIONS)
         return msgspec.json.decode(body, type=SavepointManifest)
     except msgspec.MsgspecError as error:
         raise CorruptSnapshotError(f"{path} is not the manifest of a savepoint ({error})") from error

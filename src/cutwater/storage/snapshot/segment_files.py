@@ -12,7 +12,7 @@ import pyarrow as pa
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
-from cutwater.storage.log_entries import CheckpointCompleted, attached_to
+from cutwater.storage.log_entries import CheckpointCompleted, attached_to, check_version
 from cutwater.storage.snapshot.data_file import DataFile, encode
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, check_manifest, decoded
 from cutwater.storage.snapshot.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
@@ -261,11 +261,7 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
     _compare(store.seal, "manifest", data, completed.digest, f"the manifest in {path}")
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
-        if version not in KNOWN_VERSIONS:
-            raise FormatVersionError(
-                f"{path} has format version {version}, this release knows {', '.join(map(str, KNOWN_VERSIONS))}",
-                hint="Use the release that wrote it, or a newer one.",
-            )
+        check_version(path, "format", version, KNOWN_VERSIONS)
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise CorruptSnapshotError(f"{path} is not a manifest ({error})") from error

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from cutwater.trace import events as e
 from cutwater.trace.events import Committed, Link, MarkerSent, MarkerTaken, Span
@@ -71,19 +72,6 @@ class Checker:
         self._output = OutputNotes(at_least_once)
         self._restored: set[int] = set()
         self._full = None if quick else FullNotes(header, self._channels)
-        self._handlers: dict[type[e.Event], Callable[..., None]] = {
-            e.Step: self._on_step,
-            e.Cut: self._on_cut,
-            e.MarkerSent: self._on_marker_sent,
-            e.MarkerTaken: self._on_marker_taken,
-            e.Recorded: self._on_recorded,
-            e.Completed: self._on_completed,
-            e.Aborted: self._on_aborted,
-            e.Crashed: self._on_crashed,
-            e.Restored: self._on_restored,
-            e.Survived: self._on_survived,
-            e.Committed: self._on_committed,
-        }
 
     def add(self, event: e.Event) -> None:
         """The next event."""
@@ -91,7 +79,7 @@ class Checker:
         process, attempt = event.process, event.attempt
         if (self._attempts.get(process) != attempt or process in self._down) and not self._check_alive(event):
             return
-        self._handlers[type(event)](event)
+        self._HANDLERS[type(event)](self, event)
 
     def finish(self, *, oracle: Iterable[str] | None = None, drained: bool = False) -> CheckResult:
         """The verdict over everything read."""
@@ -308,6 +296,20 @@ class Checker:
         problem = self._output.commit(event)
         if problem is not None:
             self._wrong(Kind.OUTPUT, problem, snapshot=event.snapshot, process=event.process)
+
+    _HANDLERS: ClassVar[dict[type[e.Event], Callable[..., None]]] = {
+        e.Step: _on_step,
+        e.Cut: _on_cut,
+        e.MarkerSent: _on_marker_sent,
+        e.MarkerTaken: _on_marker_taken,
+        e.Recorded: _on_recorded,
+        e.Completed: _on_completed,
+        e.Aborted: _on_aborted,
+        e.Crashed: _on_crashed,
+        e.Restored: _on_restored,
+        e.Survived: _on_survived,
+        e.Committed: _on_committed,
+    }
 
     # ------------------------------------------------------------------------------------------------------ helpers
 

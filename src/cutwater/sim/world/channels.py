@@ -166,13 +166,6 @@ class Link:
             self.sending.let_go()
             sender.wake()
 
-    def dissolve(self) -> None:
-        """Cut the references that run in circles.  Nothing works afterwards."""
-        for subtask in (self.sender, self.receiver):
-            if subtask is not None:
-                subtask.dissolve()
-        del self.sending, self.receiving
-
     @property
     def behind(self) -> bool:
         """The sender has not yet sent again what the receiver had."""
@@ -238,8 +231,7 @@ class Link:
 
     def flush(self) -> None:
         """What has left the sender is on its way."""
-        moves = self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before)
-        if moves and self.wire:
+        if self.wire and self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before):
             self._pumping = True
             self.world.after(self.world.latency(), self._pump)
 
@@ -311,8 +303,8 @@ class Pipe:
             self._held.append(message)
         elif not self.dead:
             world = self._world
-            at = max(self._last_ms, world.now + world.latency())
-            self._last_ms = at
+            at, last = world.now + world.latency(), self._last_ms
+            self._last_ms = at = at if at > last else last
             world.at(at, self._arrive, message)
 
     def send_out_of_order(self, message: Any) -> None:

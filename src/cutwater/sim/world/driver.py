@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
@@ -372,16 +373,15 @@ class DriverThread:
 
     def when_awake(self, call: Callable[..., None]) -> Callable[..., None]:
         """The answer of storage is acted on when the process runs, and never by a dead one."""
+        return partial(self._answered, call)
 
-        def answered(*answer: Any) -> None:
-            if self._driver.over:
-                return
-            if self._pauses:
-                self._held.append(lambda: answered(*answer))
-            else:
-                call(*answer)
-
-        return answered
+    def _answered(self, call: Callable[..., None], *answer: Any) -> None:
+        if self._driver.over:
+            return
+        if self._pauses:
+            self._held.append(partial(self._answered, call, *answer))
+        else:
+            call(*answer)
 
     # ----------------------------------------------------------------------------------------------------- its clock
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.checkpoint import messages as cm
@@ -118,17 +119,17 @@ class DriverStorage:
         if regions == driver.plan.everything:
             tasks = EVERYBODY
         steps = world.settle(world.output, restored, list(self._done.values()), attempt, tasks)
+        self._step(steps, partial(self._settled, restored, attempt, regions))
 
-        def step(_: object) -> None:
-            for _ in steps:
-                world.after(0.1 + 0.1 * world.draws.below(4), next_step)
-                return
-            self._settled(attempt, restored, regions)
+    def _step(self, steps: Iterator[object], settled: Callable[[], None], _: object = None) -> None:
+        world = self._world
+        for _ in steps:
+            next_step = self._driver.thread.when_awake(partial(self._step, steps, settled))
+            world.after(0.1 + 0.1 * world.draws.below(4), next_step)
+            return
+        settled()
 
-        next_step = driver.thread.when_awake(step)
-        step(None)
-
-    def _settled(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
+    def _settled(self, restored: Done | None, attempt: int, regions: tuple[int, ...]) -> None:
         world, driver = self._world, self._driver
         world.oracle.settled(restored, attempt, driver.plan, regions)
         world.restores += 1

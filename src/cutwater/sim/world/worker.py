@@ -108,17 +108,16 @@ class SimWorker:
         count = len(subtasks)
         self._turn = (self._turn + 1) % count
         worked = 0
-        for i in range(self._turn, self._turn + count):
-            subtask = subtasks[i - count if i >= count else i]
-            if not (subtask.awake and subtask.running):
-                continue
-            for _again in range(ACTIONS_PER_ROUND):
-                if not subtask.act():
-                    subtask.awake = False
-                    break
-                worked += 1
-                if not self._running:
-                    return
+        for i in range(self._turn - count, self._turn):
+            subtask = subtasks[i]
+            if subtask.awake and subtask.running:
+                for _again in range(ACTIONS_PER_ROUND):
+                    if not subtask.act():
+                        subtask.awake = False
+                        break
+                    worked += 1
+                    if not self._running:
+                        return
         if worked:
             cost = 0.1 * worked + 0.05 * self.world.draws.below(8)
             self._free_ms = self.world.now + cost * (20 if self.slow else 1)

@@ -146,6 +146,7 @@ class World:
         heapq.heappush(self._queue, (at_ms, self._count, call, argument))
 
     def after(self, delay_ms: float, call: Callable[[Any], None], argument: Any = None) -> None:
+        """Call something when so much time has passed."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay_ms, self._count, call, argument))
 
@@ -193,8 +194,11 @@ class World:
 
     def dissolve(self) -> None:
         """Cut the references that run in circles, so that everything goes at once.  Nothing works afterwards."""
-        for link in {link for attempt in self.attempts.values() for link in attempt.links}:
-            link.dissolve()
+        links = {link for attempt in self.attempts.values() for link in attempt.links}
+        for subtask in {subtask for link in links for subtask in (link.sender, link.receiver) if subtask is not None}:
+            subtask.dissolve()
+        for link in links:
+            del link.sending, link.receiving
         living: list[object] = [*self.drivers, *self.workers, self]
         for thing in living:
             thing.__dict__.clear()

@@ -97,8 +97,9 @@ class Waiting:
     def look(self, workers: Iterable[int], slots: int, now_ms: float) -> None:
         """These slots of a group of ``slots`` have a worker."""
         self._slots, self._missing = slots, frozenset(range(slots)).difference(workers)
-        self._queued &= self._missing
-        self._starting = {slot: found for slot, found in self._starting.items() if slot in self._missing}
+        if self._queued or self._starting:
+            self._queued &= self._missing
+            self._starting = {slot: found for slot, found in self._starting.items() if slot in self._missing}
         if not self._missing:
             self.since_ms = None
             self._told.clear()

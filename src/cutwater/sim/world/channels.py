@@ -158,7 +158,7 @@ class Link:
         self.dead = True
         sender, receiver = self.sender, self.receiver
         if sender is not None and not sender.dropped and receiver is not None and receiver.dropped:
-            self.world.after(self.world.latency(), self._let_go)
+            self.world.send(self._let_go)
 
     def _let_go(self, _: None) -> None:
         sender = self.sender
@@ -233,7 +233,7 @@ class Link:
         """What has left the sender is on its way."""
         if self.wire and self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before):
             self._pumping = True
-            self.world.after(self.world.latency(), self._pump)
+            self.world.send(self._pump)
 
     def unclog(self) -> None:
         self.clogs -= 1
@@ -259,7 +259,7 @@ class Link:
         receiver.wake()
 
     def _credit(self, frames: int) -> None:
-        self.world.after(self.world.latency(), self._granted, frames)
+        self.world.send(self._granted, frames)
 
     def _granted(self, frames: int) -> None:
         if self.dead:

@@ -182,7 +182,7 @@ class _Recorder:
         channels = self._channels
         took, sends, before, after = rest
         takes = (e.Span(channels[took[0]], took[1], took[2]),) if took else ()
-        sent = (*[e.Span(channels[c], first, count) for c, first, count in sends],)
+        sent = (*[e.Span(channels[c], first, count) for c, first, count in sends],) if sends else ()
         if self._states:
             return e.Step(at, self._names[who], self._attempt, takes, sent, str(before), str(after))
         return e.Step(at, self._names[who], self._attempt, takes, sent)

@@ -150,6 +150,11 @@ class World:
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay_ms, self._count, call, argument))
 
+    def send(self, call: Callable[[Any], None], argument: Any = None) -> None:
+        """Call something when a message has come."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + self.latency(), self._count, call, argument))
+
     def latency(self) -> float:
         """Of the next message."""
         delay = 0.2 + 0.15 * (self.draws.below(256) & 7)

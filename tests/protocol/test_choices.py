@@ -29,7 +29,7 @@ choices = st.one_of(
     st.builds(Choice, st.just(K.VERDICT), st.integers(0, 1), none, watermarks, no_body),
     st.builds(Choice, st.just(K.STEP_TIME), none, none, watermarks, no_body),
     st.builds(Choice, st.just(K.IDLE_SPLIT), numbers, none, none, no_body),
-    st.builds(Choice, st.just(K.ANSWERS), numbers, none, none, st.binary(max_size=300)),
+    st.builds(Choice, st.just(K.ASYNC_RESULTS), numbers, none, none, st.binary(max_size=300)),
 )
 
 
@@ -74,9 +74,9 @@ def test_any_bytes_are_choices_or_refused(data: bytes) -> None:
         (b"\x80", "ends within a number"),
         (b"\x0f", "begins no choice"),
         (b"\x30\x01", "begins no choice"),
-        (b"\x0c\x03ab", "ends within answers of 3 bytes"),
+        (b"\x0c\x03ab", "ends within async results of 3 bytes"),
     ],
-    ids=["half a number", "unknown kind", "input 3 of 3", "half an answer"],
+    ids=["half a number", "unknown kind", "input 3 of 3", "half an async result"],
 )
 def test_damage_is_named(data: bytes, story: str) -> None:
     with pytest.raises(WireError, match=story):

@@ -48,7 +48,7 @@ class Context(Protocol):
     @property
     def repeating(self) -> bool:
         """Calls are being made once more, or it is not known yet whether they will be: nobody outside is asked for
-        anything, because the answer may be known (``Operator.repeat_answers``).
+        anything, because the answer may be known (``Operator.repeat_results``).
         """
         ...
 
@@ -74,7 +74,7 @@ class Operator:
     late_before: int = MIN_WATERMARK
     """Set before rows are brought: what ends at this event time or before is over for them, whatever the watermark is
     (rule W4; ``MIN_WATERMARK`` for rows that keep the promise of their split).  The operator sets it itself where it
-    gives out rows that it kept (``take_answers``, ``repeat_answers``)."""
+    gives out rows that it kept (``take_results``, ``repeat_results``)."""
 
     def open(self, ctx: Context) -> None:
         """Called once, before ``restore`` and before any row."""
@@ -125,18 +125,18 @@ class Operator:
     @property
     def answered(self) -> bool:
         """Something is to be done that nothing inside has brought about: an answer has come that it waited for.  The
-        loop calls ``take_answers`` between other calls, never while work is pending.
+        loop calls ``take_results`` between other calls, never while work is pending.
         """
         return False
 
-    def take_answers(self) -> tuple[Outputs, bytes]:
+    def take_results(self) -> tuple[Outputs, bytes]:
         """What comes of the answers that are there, and where calls may have to be made once more (``ctx.repeatable``)
         all that is needed to give out the same without anybody's answer; empty where nothing came of them.
         """
         return [], b""
 
-    def repeat_answers(self, taken: bytes) -> Outputs:
-        """The same once more, from what ``take_answers`` gave, in the place of then.
+    def repeat_results(self, taken: bytes) -> Outputs:
+        """The same once more, from what ``take_results`` gave, in the place of then.
 
         Raises:
             NondeterminismError: it is about rows that are not there.

@@ -201,7 +201,7 @@ class ChoiceKind(enum.IntEnum):
     """``place`` splits are known to the source."""
     VERDICT = 11
     """A verdict on the loop let the watermark ``value`` pass; with ``place`` 1 it ended the back-edges, too."""
-    ANSWERS = 12
+    ASYNC_RESULTS = 12
     """Operator number ``place`` of the subtask took what came from outside: ``body``, in a form of its own."""
     STEP_TIME = 13
     """A source that had nothing of its own to go by took the event time ``value`` of its step."""
@@ -283,7 +283,7 @@ class ChoiceWriter:
             write_varint(out, value)
         elif kind in _VALUED:
             write_varint(out, _zigzag(value))
-        elif kind is ChoiceKind.ANSWERS:
+        elif kind is ChoiceKind.ASYNC_RESULTS:
             write_varint(out, len(body))
             out += body
         elif kind is ChoiceKind.MARK:
@@ -330,11 +330,11 @@ class ChoiceReader:
         elif kind in _VALUED:
             more, at = read_varint(data, at)
             value = _unzigzag(more)
-        elif kind is ChoiceKind.ANSWERS:
+        elif kind is ChoiceKind.ASYNC_RESULTS:
             size, at = read_varint(data, at)
             body, at = data[at : at + size], at + size
             if at > len(data):
-                raise WireError(f"a determinant log ends within answers of {size} bytes, after {len(data)} bytes")
+                raise WireError(f"a determinant log ends within async results of {size} bytes, after {len(data)} bytes")
         elif kind is ChoiceKind.MARK:
             self.bases.clear()
         self._at = at

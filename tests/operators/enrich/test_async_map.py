@@ -81,7 +81,7 @@ class Bench:
     def turn(self) -> None:
         """What the chain does as long as there is something."""
         while self.operator.answered:
-            for output, batch in self.operator.take_answers()[0]:
+            for output, batch in self.operator.take_results()[0]:
                 numbers = batch["n"].to_pylist()
                 if output == 0:
                     assert batch["square"].to_pylist() == [n * n for n in numbers]

@@ -12,15 +12,15 @@ from cutwater.protocol.channel.items import Item
 from cutwater.protocol.channel.receiving import ROWS
 from cutwater.protocol.wire import Header, Kind, encode_header
 from cutwater.runtime.channels import connection as net_connection
-from cutwater.runtime.control.determinant_news import DeterminantNews
+from cutwater.runtime.control.determinant_logs import DeterminantLogs
 
 KEY = Channel(0, 1, 0)
 SUBTASK = (4, 1)
 
 
-def sharing(ends: Ends, **settings: int) -> tuple[DeterminantNews, DeterminantNews]:
+def sharing(ends: Ends, **settings: int) -> tuple[DeterminantLogs, DeterminantLogs]:
     left, right = ends.joined(**settings)
-    there, here = DeterminantNews(), DeterminantNews()
+    there, here = DeterminantLogs(), DeterminantLogs()
     there.begin([SUBTASK], 0)
     here.begin([(4, 0)], 0)
     left.share(here.peer(1))
@@ -66,7 +66,7 @@ def test_a_choice_is_known_before_the_rows_that_come_of_it(ends: Ends, size: int
 
 def test_frames_without_news_have_no_order_log(ends: Ends) -> None:
     connection, peer = ends.half()
-    news = DeterminantNews()
+    news = DeterminantLogs()
     news.begin([SUBTASK], 0)
     connection.share(news.peer(1))
     out = sending(connection, KEY, NUMBERS, credit=10)
@@ -90,7 +90,7 @@ def test_a_peer_that_was_not_asked_for_news_is_lost(ends: Ends) -> None:
 
 def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
     connection, peer = ends.half()
-    news = DeterminantNews()
+    news = DeterminantLogs()
     connection.share(news.peer(1))
     ends.start()
     log = b"\x04\x01\x00\x03abc\x01\x00\x00"
@@ -106,7 +106,7 @@ def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
 def test_nothing_is_heard_after_hanging_up_not_even_what_has_come(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(net_connection, "JOIN_S", 0.0)
     connection, peer = ends.half()
-    news, at_work, go_on = DeterminantNews(), threading.Event(), threading.Event()
+    news, at_work, go_on = DeterminantLogs(), threading.Event(), threading.Event()
     connection.share(news.peer(1))
 
     def busy() -> None:

@@ -214,10 +214,10 @@ def barriers_before_rows(args: Any) -> None:
 
 def forgetful(args: Any) -> None:
     """Planted: a replacement asks nobody for the order, and everything else is as it should be."""
-    from cutwater.runtime.control.determinant_news import DeterminantNews
+    from cutwater.runtime.control.determinant_logs import DeterminantLogs
 
-    begin = DeterminantNews.begin
-    DeterminantNews.begin = lambda self, own, id: dict.fromkeys(begin(self, own, id), b"")  # type: ignore[method-assign]
+    begin = DeterminantLogs.begin
+    DeterminantLogs.begin = lambda self, own, id: dict.fromkeys(begin(self, own, id), b"")  # type: ignore[method-assign]
 
 
 def forgetting_the_log(args: Any) -> None:

@@ -151,8 +151,8 @@ class Generation:
         self._join()
         if heard:
             for attempt in self.attempts:
-                assert attempt._order is not None
-                attempt._order.peer(99).hear(heard)
+                assert attempt._logs is not None
+                attempt._logs.peer(99).hear(heard)
         errors: list[Exception | None] = []
         threads = [threading.Thread(target=lambda a=a: errors.append(a.try_build())) for a in self.attempts]
         for thread in threads:
@@ -229,7 +229,7 @@ class Generation:
 
     def known_to(self, slot: int) -> bytes:
         """All that this worker knows."""
-        order = self.attempts[slot]._order
+        order = self.attempts[slot]._logs
         assert order is not None
         return order.peer(98).news()
 

@@ -18,7 +18,7 @@ import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.determinant_news import DeterminantNews
+from cutwater.runtime.control.determinant_logs import DeterminantLogs
 
 StartJob = Callable[..., Job]
 ROWS = 12_000
@@ -100,7 +100,7 @@ def test_r4_a_verdict_on_a_loop_is_followed(tmp_path: Path) -> None:
     first.run(20)
     sent, reached = {key: dict(rows) for key, rows in first.sent.items()}, watermarks(first)
     let_pass(first)  # its acknowledgements tell of all that was chosen so far, what the verdicts changed among it
-    coordinator = DeterminantNews(hub.checkpoint.checkpoint_id)
+    coordinator = DeterminantLogs(hub.checkpoint.checkpoint_id)
     for worker in first.workers:
         for ack in (m for m in worker.messages if isinstance(m, c.Ack)):
             coordinator.peer("worker").hear(ack.news)

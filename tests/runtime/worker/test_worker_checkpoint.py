@@ -79,7 +79,7 @@ class _World:
         self.attempt: Any = object.__new__(Attempt)
         worker = SimpleNamespace(called=False, link=SimpleNamespace(send=self.sent.append))
         self.attempt._worker, self.attempt._config = worker, SimpleNamespace(protocol=protocol)
-        self.attempt.number, self.attempt.region, self.attempt._order = 1, 0, None
+        self.attempt.number, self.attempt.region, self.attempt._logs = 1, 0, None
         self.attempt._copies = self.attempt._to_coordinator = None
         self.attempt._checkpoints = WorkerCheckpoints()
         self.operators = [_Keeps(self.allowed, broken) for _ in range(2)]

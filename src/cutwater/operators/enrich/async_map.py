@@ -56,7 +56,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Taken).decode
 
 
-def encode_answers(runs: list[Run], made: pa.RecordBatch | None) -> bytes:
+def encode_results(runs: list[Run], made: pa.RecordBatch | None) -> bytes:
     """What leaves at one time.
 
     Args:
@@ -64,13 +64,13 @@ def encode_answers(runs: list[Run], made: pa.RecordBatch | None) -> bytes:
         made: the rows made of those that are not late; ``None``: none.
 
     >>> made = pa.record_batch({"n": [4, 9]})
-    >>> decode_answers(encode_answers([Run(1, 2, False)], made), made.schema)[0]
+    >>> decode_results(encode_results([Run(1, 2, False)], made), made.schema)[0]
     [Run(skipped=1, rows=2, late=False)]
     """
     return _encode(_Taken(runs, b"" if made is None else made.serialize().to_pybytes()))
 
 
-def decode_answers(data: bytes, schema: pa.Schema) -> tuple[list[Run], pa.RecordBatch | None]:
+def decode_results(data: bytes, schema: pa.Schema) -> tuple[list[Run], pa.RecordBatch | None]:
     """The same again; ``schema`` is that of the rows made."""
     runs, made = _decode(data)
     return runs, pa.ipc.read_record_batch(pa.py_buffer(made), schema) if made else None
@@ -234,7 +234,7 @@ class AsyncMapOperator(Operator):
     def answered(self) -> bool:
         return bool(self._done) or self._may_send or self._may_leave
 
-    def take_answers(self) -> tuple[Outputs, bytes]:
+    def take_results(self) -> tuple[Outputs, bytes]:
         """Results that may leave, up to the next watermark."""
         while self._done:
             self._take(self._done.popleft())
@@ -243,11 +243,11 @@ class AsyncMapOperator(Operator):
         self.late_before = segment.late_before
         runs, leaving = self._leaving(segment)
         made = self._made_of([call for call in leaving if not call.timed_out])
-        taken = encode_answers(runs, made) if leaving and self.ctx.repeatable else b""
+        taken = encode_results(runs, made) if leaving and self.ctx.repeatable else b""
         return self._leave([(segment, call) for call in leaving], made), taken
 
-    def repeat_answers(self, taken: bytes) -> Outputs:
-        runs, made = decode_answers(taken, self._spec.output_schema)
+    def repeat_results(self, taken: bytes) -> Outputs:
+        runs, made = decode_results(taken, self._spec.output_schema)
         kept = ((segment, call) for segment in self._segments for call in segment.waiting.values())
         leaving: list[tuple[_Segment, Call]] = []
         for skipped, rows, late in runs:

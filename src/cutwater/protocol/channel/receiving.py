@@ -2,7 +2,7 @@
 
 Items arrive by ``put`` and are taken by ``take``.  Rows are numbered from the job's first attempt on, so that what a
 sender repeats after a recovery is dropped here by its number.  Every waiting frame takes a place; a taken frame's place
-goes back to the sender as credit, in portions.
+goes back to the sender as credit, of several frames at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ReceivingEnd:
         capacity_frames: frames of rows (and lone watermarks) that may wait here; ``NO_LIMIT`` of a feedback channel.
         on_ready: called (in the thread of ``put``) when there is something to take.
         on_credit: called (in the thread of ``take``) with the number of frames that the sender may send again.
-        credit_batch: credit is returned in portions of this many frames.
+        credit_batch: credit is returned for this many frames at a time.
         next_row: number of the first row that is wanted; earlier ones are dropped on arrival.
         watermark, idle: as restored from a snapshot.
         store: where waiting rows lie; ``None``: in memory.  With one the receiver is woken while it is blocked, too, so
@@ -239,7 +239,7 @@ class ReceivingEnd:
         return taken
 
     def _frame_left(self) -> None:
-        """A frame's place is free again: tell the sender, in portions."""
+        """A frame's place is free again: tell the sender, for several at a time."""
         if self._store is not None:
             self._store.left()
         if self._uncredited:

@@ -231,7 +231,7 @@ class Chain:
         self._passing = None
         self._send_watermark()
 
-    def take_answers(self, log: Callable[[int, bytes], None]) -> None:
+    def take_results(self, log: Callable[[int, bytes], None]) -> None:
         """What has come from outside, at the first operator that has something.
 
         Args:
@@ -240,7 +240,7 @@ class Chain:
         for index, node in enumerate(self.nodes):
             if node.operator.answered:
                 with _located(node):
-                    outputs, taken = node.operator.take_answers()
+                    outputs, taken = node.operator.take_results()
                 if taken:
                     log(index, taken)
                 self._late_before = node.operator.late_before
@@ -248,10 +248,10 @@ class Chain:
                 break
         self._send_watermark()  # it is due before the rows of the next slice
 
-    def repeat_answers(self, place: int, taken: bytes) -> None:
+    def repeat_results(self, place: int, taken: bytes) -> None:
         """The operator at this place took that."""
         with _located(self.nodes[place]):
-            outputs = self.nodes[place].operator.repeat_answers(taken)
+            outputs = self.nodes[place].operator.repeat_results(taken)
         self._late_before = self.nodes[place].operator.late_before
         self.emit(place, outputs)
         self._send_watermark()

@@ -128,16 +128,16 @@ def _warm_up_large_tables() -> None:
     for columns in ([numbers], [numbers, numbers], [texts]):
         NullableIndex([column.type for column in columns]).upsert(columns)
     gather(np.arange(_GROWN_ROWS), np.zeros(_GROWN_ROWS, np.int32))
-    slot = np.zeros(1, np.int32)
+    gid = np.zeros(1, np.int32)
     column, copy = GrowingArray(np.int64), GrowingArray(np.int64)
     column.reserve(1)
     copy.reserve(1)
     populate(column.values, 0, 1)
     capture = Capture([column.values], 1, [copy])
-    capture.preserve(slot)
+    capture.preserve(gid)
     capture.complete()
     log = ChangeLog(rows=lambda: 2)
     log.cut(1)
-    log.mark(slot)
-    log.mark(slot)  # enough to count how many differ: one, which are not most of them
+    log.mark(gid)
+    log.mark(gid)  # enough to count how many differ: one, which are not most of them
     log.cut(2).since(1)

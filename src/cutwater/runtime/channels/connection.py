@@ -40,7 +40,7 @@ from cutwater.protocol.wire import (
     encode_header,
 )
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.control.determinant_news import PeerDeterminants
+from cutwater.runtime.control.determinant_logs import PeerDeterminants
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import JOIN_S, FrameReader, Part, SocketWriter, dial, nothing, shut, tune

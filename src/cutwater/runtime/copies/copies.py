@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from cutwater.config import JobConfig
@@ -448,7 +449,7 @@ class CopyReader:
         for shelf in self._shelves:
             if shelf.has(entry.file):
                 try:
-                    found = decode(_OnShelf(shelf, f"{self._job}/", store.seal), self._job, entry)
+                    found = decode(_Copied(shelf.read, f"{self._job}/", store.seal), self._job, entry)
                 except CorruptSnapshotError as e:
                     shelf.forget(entry.file)
                     _passed_over("on this machine", e)
@@ -459,7 +460,7 @@ class CopyReader:
         for slot in self._others.get(entry.file, ()):
             if slot not in self._lost:
                 try:
-                    found = decode(_InWorker(self, slot, f"{self._job}/", store.seal), self._job, entry)
+                    found = decode(_Copied(partial(self.fetch, slot), f"{self._job}/", store.seal), self._job, entry)
                 except (CorruptSnapshotError, WireError) as e:
                     if isinstance(e, WireError):
                         self._lost.add(slot)
@@ -510,21 +511,12 @@ def _passed_over(where: str, error: Exception) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnShelf:
-    shelf: Shelf
+class _Copied:
+    """Files of the job as a store shows them, read from somewhere else by their names in the job's folder."""
+
+    read_from: Callable[[str, int, int], bytes | memoryview]
     prefix: str
     seal: Seal
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
-        return self.shelf.read(path.removeprefix(self.prefix), offset, length or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _InWorker:
-    reader: CopyReader
-    slot: int
-    prefix: str
-    seal: Seal
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
-        return self.reader.fetch(self.slot, path.removeprefix(self.prefix), offset, length or 0)
+        return self.read_from(path.removeprefix(self.prefix), offset, length or 0)

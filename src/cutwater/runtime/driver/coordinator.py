@@ -256,7 +256,7 @@ class Coordinator(Duties):
         try:
             restorable = self.publisher.restore_subtasks(attempt, subtasks, held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
-            self.board.regions_restored(manifest, set(regions))
+            self.board.restored(manifest, set(regions))
             self._send_deploy(attempt, restorable, regions, self._splits.again(manifest, subtasks))
         except FencedError:
             raise

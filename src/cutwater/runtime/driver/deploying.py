@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 from cutwater.config import JobConfig, RecoveryName
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.determinant_news import DeterminantNews
+from cutwater.runtime.control.determinant_logs import DeterminantLogs
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.messages import CopyPlaces
 from cutwater.runtime.control.read_limit import Limits
@@ -49,7 +49,7 @@ class Deploying:
         self._secret = secret
         self._recovery: RecoveryName = config.recovery
         self._attempts: dict[int, int] = {}
-        self._news = DeterminantNews()
+        self._news = DeterminantLogs()
         """Determinant logs as told by acknowledgements, where the job has loops."""
 
     def going_back(self, regions: Sequence[int]) -> str:
@@ -95,7 +95,7 @@ class Deploying:
         survivors = sorted(place for place in self._machine.parts if place[1] not in begins)
         incarnations, restored = [k.incarnation for k in links], restorable.completed.checkpoint_id if restorable else 0
         if not survivors:
-            self._news = DeterminantNews(restored)
+            self._news = DeterminantLogs(restored)
         self._attempts |= dict.fromkeys(begins, attempt)
         passing = passes_rows(self._recovery)
         if passing and survivors:

@@ -316,26 +316,17 @@ class StatusBoard:
             self._copies.clear()
         self._update(parallelism=plan.parallelism, rescales=self._status.rescales + 1)
 
-    def restored(self, manifest: Manifest | None) -> None:
+    def restored(self, manifest: Manifest | None, regions: set[int] | None = None) -> None:
+        """These regions count anew, the others go on; ``None``: all count anew."""
         restored_id = manifest.checkpoint_id if manifest else 0
         with self._lock:
-            self._metrics.clear()
-            self._loads.clear()
-            self._went_back_to(restored_id)
-
-    def regions_restored(self, manifest: Manifest | None, regions: set[int]) -> None:
-        """These regions count anew, the others go on."""
-        restored_id = manifest.checkpoint_id if manifest else 0
-        with self._lock:
-            self._metrics = {where: found for where, found in self._metrics.items() if where[1] not in regions}
+            kept = {w: m for w, m in self._metrics.items() if regions is not None and w[1] not in regions}
+            self._metrics = kept
             self._loads.clear(regions)
-            self._went_back_to(restored_id)
-
-    def _went_back_to(self, restored_id: int) -> None:
-        self._checkpoints = msgspec.structs.replace(self._checkpoints, restored_id=restored_id)
-        self._history.clear()
-        if self._failures and self._failures[-1].running_ms is None:
-            self._failures[-1] = msgspec.structs.replace(self._failures[-1], restored_id=restored_id)
+            self._checkpoints = msgspec.structs.replace(self._checkpoints, restored_id=restored_id)
+            self._history.clear()
+            if self._failures and self._failures[-1].running_ms is None:
+                self._failures[-1] = msgspec.structs.replace(self._failures[-1], restored_id=restored_id)
 
     def running(self) -> None:
         with self._lock:

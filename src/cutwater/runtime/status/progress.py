@@ -99,7 +99,7 @@ def _appended(old: Sequence[str], now: Sequence[str]) -> Sequence[str]:
 
 def _end(old: JobStatus, now: JobStatus) -> Iterator[Event]:
     if now.phase == "ended" and old.phase != "ended":
-        reason = f": {_first_line(now.reason)}" if now.reason and now.outcome != "finished" else ""
+        reason = f": {first_line(now.reason)}" if now.reason and now.outcome != "finished" else ""
         yield Event("ended", f"{now.outcome}{reason}")
 
 
@@ -210,10 +210,6 @@ def last_checkpoint(status: JobStatus) -> str:
     """The newest checkpoint, how long it took, and its size."""
     c = status.checkpoints
     return f"checkpoint {c.last_completed_id} ({milliseconds(c.last_duration_ms)}, {size(c.last_size_bytes)})"
-
-
-def _first_line(text: str) -> str:
-    return next((line for line in text.splitlines() if line.strip()), "no reason given")
 
 
 _SHOWN_MAX = 5

@@ -14,7 +14,7 @@ from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
+from cutwater.runtime.control.determinant_logs import DeterminantLogs, PeerDeterminants
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
 from cutwater.runtime.worker.peers import ConnectedAttempt, ExpectedPeer, PeerArrived, PeerLost, place_of
 from cutwater.runtime.worker.restore import Restore
@@ -30,6 +30,7 @@ from cutwater.runtime.worker.subtask import Subtask
 from cutwater.runtime.worker.wiring import Wiring
 
 if TYPE_CHECKING:
+    from cutwater.runtime.chains.source_runner import SourceRunner
     from cutwater.runtime.channels.output import OutputChannel
     from cutwater.runtime.worker.tracing import WorkerTrace
     from cutwater.runtime.worker.worker import Worker, WorkerArgs
@@ -61,7 +62,7 @@ class Attempt(ConnectedAttempt):
         super().__init__(deploy, worker, deploy.region, others)
         self._wiring: Wiring | None = None
         self._restored = deploy.restore.checkpoint_id if deploy.restore is not None else 0
-        self._order = DeterminantNews(self._restored) if worker.args.config.records_order else None
+        self._logs = DeterminantLogs(self._restored) if worker.args.config.records_order else None
         """What the worker knows of determinant logs, if a recovery needs them (R0)."""
         self._numbers = list(deploy.attempts)
         self._survivors = frozenset(deploy.survivors)
@@ -114,7 +115,7 @@ class Attempt(ConnectedAttempt):
             notify=self._worker.signal.set,
             count=self._count,
             trace=self._open_trace(),
-            order=self._order,
+            logs=self._logs,
         )
         self._subtasks = self._wiring.build(self)
         if self._reader is not None:
@@ -136,24 +137,24 @@ class Attempt(ConnectedAttempt):
         for place, connection in self._connections.items():
             self._share(place, connection)
         self._start_connections()
-        if self._order is not None:
-            self._begin(self._order)
+        if self._logs is not None:
+            self._begin(self._logs)
         self.owe()
 
-    def _begin(self, order: DeterminantNews) -> None:
+    def _begin(self, known: DeterminantLogs) -> None:
         """Each subtask follows what anybody knows of its determinant log, as far as that goes."""
         from cutwater.runtime.worker.recording import RecordingSubtask
 
         if self._deploy.news:
-            order.peer("coordinator").hear(self._deploy.news)
+            known.peer("coordinator").hear(self._deploy.news)
         if self._plan.loops:
-            self._to_coordinator = order.peer("coordinator")
-        if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
+            self._to_coordinator = known.peer("coordinator")
+        if not known.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
             raise WireError(
                 f"within {NEWS_DEADLINE_S:.0f} s not everybody told worker {self._slot} what determinants are known"
             )
         ordered = [s for s in self._subtasks if isinstance(s, RecordingSubtask)]
-        logs = order.begin((s.key for s in ordered), self._restored)
+        logs = known.begin((s.key for s in ordered), self._restored)
         for subtask in ordered:
             subtask.begin(logs[subtask.key])
 
@@ -186,8 +187,7 @@ class Attempt(ConnectedAttempt):
         file = part_of_worker(
             folder, self._plan.name, uid, attempt=self.number, slot=self._slot, incarnation=incarnation
         )
-        restored = deploy.restore.checkpoint_id if deploy.restore is not None else None
-        self._trace = WorkerTrace(file, self._plan, uid, attempt=self.number, restored=restored)
+        self._trace = WorkerTrace(file, self._plan, uid, attempt=self.number, restored=self._restored or None)
         return self._trace
 
     # ------------------------------------------------------------------------------------------------------ running
@@ -231,21 +231,17 @@ class Attempt(ConnectedAttempt):
             case c.Trigger():
                 self._trigger(message)
             case c.Drain():
-                for subtask in self._subtasks:
-                    if subtask.source is not None:
-                        subtask.source.drain()
+                for source in self._sources():
+                    source.drain()
             case c.AssignSplits(step=step, splits=splits, no_more=no_more):
-                for subtask in self._subtasks:
-                    if subtask.source is not None and subtask.source.step == step:
-                        subtask.source.assign(splits, no_more)
+                for source in self._sources(step):
+                    source.assign(splits, no_more)
             case c.StepTime(step=step):
-                for subtask in self._subtasks:
-                    if subtask.source is not None and subtask.source.step == step:
-                        subtask.source.hear_step_time(message.watermark, message.idle, message.report)
+                for source in self._sources(step):
+                    source.hear_step_time(message.watermark, message.idle, message.report)
             case c.ReadUpTo(limits=limits):
-                for subtask in self._subtasks:
-                    if subtask.source is not None:
-                        subtask.source.limit = limits.get(subtask.source.step)
+                for source in self._sources():
+                    source.limit = limits.get(source.step)
             case c.CompleteNotice():
                 self._complete(message)
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
@@ -269,12 +265,16 @@ class Attempt(ConnectedAttempt):
             case _:
                 pass
 
+    def _sources(self, step: str = "") -> list[SourceRunner]:
+        """The sources that run here: of a step, or all."""
+        return [s.source for s in self._subtasks if s.source is not None and step in ("", s.source.step)]
+
     def _complete(self, notice: c.CompleteNotice) -> None:
         checkpoint_id, commit = notice.checkpoint_id, notice.commit
         assert self._snapshots is not None
         self._snapshots.completed(checkpoint_id)
-        if commit and self._order is not None:  # a recovery relies on it
-            self._order.completed(checkpoint_id)
+        if commit and self._logs is not None:  # a recovery relies on it
+            self._logs.completed(checkpoint_id)
         completed = self._checkpoints.pop(checkpoint_id, None)
         if self._copies is not None and notice.files is not None:
             self._copies.completed(checkpoint_id, notice.files, completed.lengths if completed is not None else {})
@@ -320,14 +320,14 @@ class Attempt(ConnectedAttempt):
 
     def _share(self, place: Place, connection: Connection) -> None:
         """Tell of determinant logs what concerns the other end, and hear what it knows."""
-        if self._order is None:
+        if self._logs is None:
             return
         division, (slot, region) = self._division, place
         own = frozenset(subtask for subtask in division.regions[region] if subtask[1] == slot)
         concern = None
         if self._takes_upstream:
             concern = frozenset(s for r in division.with_upstream({region}) for s in division.regions[r])
-        connection.share(self._order.peer(place, own, concern))
+        connection.share(self._logs.peer(place, own, concern))
 
     @property
     def has_company(self) -> bool:

@@ -1,6 +1,6 @@
 """Subtasks that log what they choose, and follow a log where others know of one (R0).
 
-An entry is known to the worker's ``DeterminantNews`` before anything comes of the choice, and so before anything of it
+An entry is known to the worker's ``DeterminantLogs`` before anything comes of the choice, and so before anything of it
 can leave the worker.  A replacement begins at the checkpoint and makes the same calls once more: as many rows at a
 time, whatever batches they come in now, and the watermarks of then, whatever comes of them meanwhile.  Where the log
 ends it takes what has come since, and is free.
@@ -27,7 +27,7 @@ from cutwater.protocol.subtask.source_times import SubtaskTime
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.chain import ProcessingClock
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
-from cutwater.runtime.control.determinant_news import DeterminantNews
+from cutwater.runtime.control.determinant_logs import DeterminantLogs
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.transport.sockets import nothing
 from cutwater.runtime.worker.subtask import Subtask
@@ -45,7 +45,7 @@ _DEEDS = {
     ChoiceKind.STEP_TIME: "heard how far its source had come",
     ChoiceKind.IDLE_SPLIT: "found that a split had nothing to give",
     ChoiceKind.VERDICT: "heard of its loop",
-    ChoiceKind.ANSWERS: "took answers to its calls",
+    ChoiceKind.ASYNC_RESULTS: "took async results",
 }
 """In a user's words, what each choice is."""
 
@@ -53,17 +53,17 @@ _DEEDS = {
 class ChosenClock(ProcessingClock):
     """The clock as the operators of one subtask see it: it stands still during a call; what it shows is a choice."""
 
-    __slots__ = ("_base", "_order", "shows_ms")
+    __slots__ = ("_base", "_determinants", "shows_ms")
 
-    def __init__(self, order: SubtaskDeterminants, base: ProcessingClock) -> None:
+    def __init__(self, determinants: SubtaskDeterminants, base: ProcessingClock) -> None:
         super().__init__()
-        self._order, self._base = order, base
+        self._determinants, self._base = determinants, base
         self.shows_ms: int | None = None
         """During the call under way; ``None``: nobody has looked."""
 
     def now_ms(self) -> int:
         if self.shows_ms is None:
-            self.shows_ms = self._order.clock_ms(self._base)
+            self.shows_ms = self._determinants.clock_ms(self._base)
         return self.shows_ms
 
 
@@ -80,7 +80,7 @@ class SubtaskDeterminants:
 
     def __init__(
         self,
-        news: DeterminantNews,
+        news: DeterminantLogs,
         key: SubtaskKey,
         steps: tuple[str, ...],
         inputs: list[Channel],
@@ -192,10 +192,10 @@ class RecordingSource(SourceRunner):
         subtask: int,
         rate: float | None,
         columns: frozenset[str] | None,
-        order: SubtaskDeterminants,
+        determinants: SubtaskDeterminants,
     ) -> None:
         super().__init__(plan_step, subtask, rate, columns)
-        self._log = order
+        self._log = determinants
         self._hidden: list[SplitAssignment] = []
         self._all_known = self._drained = False
         self._places: dict[str, int] = {}
@@ -312,10 +312,10 @@ class RecordingSource(SourceRunner):
 class RecordingSubtask(Subtask):
     """A subtask that logs its choices, or follows its log."""
 
-    def __init__(self, *arguments: Any, order: SubtaskDeterminants) -> None:
+    def __init__(self, *arguments: Any, determinants: SubtaskDeterminants) -> None:
         super().__init__(*arguments)
-        self.order = order
-        order.on_mark = self._begin_turns
+        self.determinants = determinants
+        determinants.on_mark = self._begin_turns
         self._times = self._seen()
         self._gathered: list[Rows] = []
         self._behind = False
@@ -323,14 +323,14 @@ class RecordingSubtask(Subtask):
     @property
     def following(self) -> bool:
         """It goes on making choices that somebody knows."""
-        return self.order.following
+        return self.determinants.following
 
     def begin(self, entries: bytes) -> None:
         """Everything is restored: follow this log, then be free."""
-        self.order.begin(entries)
+        self.determinants.begin(entries)
         self._behind = True
         if entries:
-            self.core.loop.follow(self.order)
+            self.core.loop.follow(self.determinants)
 
     def _begin_turns(self) -> None:
         for out in self.chain.outs:
@@ -341,14 +341,14 @@ class RecordingSubtask(Subtask):
         return [times[channel.key] for channel in self.inputs]
 
     def act(self, now_s: float) -> bool:
-        self.order.clock.shows_ms = None
-        if self.order.following and not self.chain.pending:
-            self.order.next_run()  # there may be none
-        if self._behind and not self.order.following and not self.chain.pending:
+        self.determinants.clock.shows_ms = None
+        if self.determinants.following and not self.chain.pending:
+            self.determinants.next_run()  # there may be none
+        if self._behind and not self.determinants.following and not self.chain.pending:
             self._catch_up()
             return True
         worked = super().act(now_s)
-        if not worked and self.order.following:
+        if not worked and self.determinants.following:
             # Somebody cannot send what is wanted for want of room in another input: the order of then need not fit into
             # the frames of now.
             for channel in self.inputs:
@@ -373,7 +373,7 @@ class RecordingSubtask(Subtask):
     # ---------------------------------------------------------------------------------------------------- recording
 
     def took(self, index: int, item: Item) -> Item | None:
-        if self.order.following:
+        if self.determinants.following:
             return self._took_again(index, item)
         self._chose(index, item)
         return item
@@ -381,7 +381,7 @@ class RecordingSubtask(Subtask):
     def _chose(self, index: int, item: Item) -> None:
         if type(item) is End:
             self._times[index] = InputTime(MAX_WATERMARK)
-            self.order.chose(ChoiceKind.END, index)
+            self.determinants.chose(ChoiceKind.END, index)
             return
         before, idle = self._times[index], type(item) is Watermark and item.idle
         watermark = max(item.watermark, before.watermark)  # type: ignore[union-attr]
@@ -390,26 +390,26 @@ class RecordingSubtask(Subtask):
             self._times[index] = InputTime(watermark, idle)
         if type(item) is Rows:
             if news:
-                self.order.chose(ChoiceKind.TIMED_ROWS, index, item.batch.num_rows, watermark)
+                self.determinants.chose(ChoiceKind.TIMED_ROWS, index, item.batch.num_rows, watermark)
             else:
-                self.order.chose(ChoiceKind.ROWS, index, item.batch.num_rows)
+                self.determinants.chose(ChoiceKind.ROWS, index, item.batch.num_rows)
         elif news:
-            self.order.chose(ChoiceKind.IDLE if idle else ChoiceKind.WATERMARK, index, value=watermark)
+            self.determinants.chose(ChoiceKind.IDLE if idle else ChoiceKind.WATERMARK, index, value=watermark)
 
     @property
     def answered(self) -> bool:
-        return not self.order.following and self.chain.answered
+        return not self.determinants.following and self.chain.answered
 
-    def took_answers(self, place: int, taken: bytes) -> None:
-        self.order.chose(ChoiceKind.ANSWERS, place, body=taken)
+    def took_results(self, place: int, taken: bytes) -> None:
+        self.determinants.chose(ChoiceKind.ASYNC_RESULTS, place, body=taken)
 
     def fire_timers(self) -> None:
         now_ms = self._clock.now_ms()
-        self.order.chose(ChoiceKind.TIMERS, value=now_ms)
+        self.determinants.chose(ChoiceKind.TIMERS, value=now_ms)
         self.fire_at(now_ms)
 
     def fire_at(self, now_ms: int) -> None:
-        self.order.clock.shows_ms = now_ms
+        self.determinants.clock.shows_ms = now_ms
         super().fire_at(now_ms)
 
     def heard(self, verdict: m.LoopVerdict) -> None:
@@ -418,12 +418,12 @@ class RecordingSubtask(Subtask):
         passes = max(merger.combined, merger.passing(verdict.checkpoint_id, verdict.watermark))
         ends = verdict.ended and self.core.machine.loop_open
         if ends or passes > merger.combined:
-            self.order.chose(ChoiceKind.VERDICT, int(ends), value=passes)
+            self.determinants.chose(ChoiceKind.VERDICT, int(ends), value=passes)
 
     def freeze(self, effect: m.Freeze) -> None:
         super().freeze(effect)
-        self.order.mark(effect.checkpoint_id)
-        self.order.on_mark()
+        self.determinants.mark(effect.checkpoint_id)
+        self.determinants.on_mark()
         if isinstance(self.source, RecordingSource):
             self.source.told_again()
 
@@ -431,24 +431,24 @@ class RecordingSubtask(Subtask):
 
     def follow(self) -> bool:
         """The next choice of the log, which needs no input; false if what it needs is not there yet."""
-        choice = self.order.peek()
+        choice = self.determinants.peek()
         assert choice is not None
         kind, place, _, value, body = choice
         source = self.source
         if kind in (ChoiceKind.WATERMARK, ChoiceKind.IDLE):
-            self.order.made(kind)
+            self.determinants.made(kind)
             self.core.advance(place, value, kind is ChoiceKind.IDLE)
         elif kind is ChoiceKind.TIMERS:
-            self.order.made(kind)
+            self.determinants.made(kind)
             self.fire_at(value)
         elif kind is ChoiceKind.VERDICT:
-            self.order.made(kind)
+            self.determinants.made(kind)
             self._hear_again(value, bool(place))
-        elif kind is ChoiceKind.ANSWERS:
-            self.order.made(kind)
-            self.chain.repeat_answers(place, body)
+        elif kind is ChoiceKind.ASYNC_RESULTS:
+            self.determinants.made(kind)
+            self.chain.repeat_results(place, body)
         elif kind is ChoiceKind.SPLITS and isinstance(source, RecordingSource):
-            self.order.made(kind)
+            self.determinants.made(kind)
             source.reveal(place)
         elif isinstance(source, RecordingSource):
             started = time.perf_counter()
@@ -457,7 +457,7 @@ class RecordingSubtask(Subtask):
                 self.hand_on(got, source, started)
             return there
         else:
-            self.order.made(ChoiceKind.WATERMARK)
+            self.determinants.made(ChoiceKind.WATERMARK)
         return True
 
     def _hear_again(self, watermark: int, ends: bool) -> None:
@@ -473,16 +473,16 @@ class RecordingSubtask(Subtask):
         if type(item) is Watermark:
             return None  # what the log says of time holds
         if type(item) is not Rows:
-            self.order.made(ChoiceKind.END)
+            self.determinants.made(ChoiceKind.END)
             return item
         self._gathered.append(item)
-        self.order.gathered += item.batch.num_rows
-        choice = self.order.peek()
+        self.determinants.gathered += item.batch.num_rows
+        choice = self.determinants.peek()
         assert choice is not None
-        if self.order.gathered < choice.rows:
+        if self.determinants.gathered < choice.rows:
             return None
-        self.order.made(choice.kind)
-        self.order.gathered = 0
+        self.determinants.made(choice.kind)
+        self.determinants.gathered = 0
         parts, self._gathered = self._gathered, []
         batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
         watermark = MIN_WATERMARK if choice.kind is ChoiceKind.ROWS else choice.value

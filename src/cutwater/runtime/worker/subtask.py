@@ -274,10 +274,10 @@ class Subtask:
         if self.chain.pending:
             self.chain.resume()
         else:
-            self.chain.take_answers(self.took_answers)
+            self.chain.take_results(self.took_results)
         self.busy_s += time.perf_counter() - started
 
-    def took_answers(self, place: int, taken: bytes) -> None:
+    def took_results(self, place: int, taken: bytes) -> None:
         """An operator took what came from outside; nothing has come of it yet."""
 
     def fire_timers(self) -> None:

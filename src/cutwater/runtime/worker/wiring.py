@@ -33,7 +33,7 @@ from cutwater.runtime.worker.subtask import Subtask, SubtaskParts, SubtaskPort
 from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
-    from cutwater.runtime.control.determinant_news import DeterminantNews
+    from cutwater.runtime.control.determinant_logs import DeterminantLogs
     from cutwater.runtime.worker.recording import SubtaskDeterminants
     from cutwater.runtime.worker.tracing import WorkerTrace
 
@@ -56,15 +56,15 @@ class OperatorContext:
     incremental: bool
     notify: Callable[[], None]
     state_memory_bytes: int | None
-    order: SubtaskDeterminants | None
+    determinants: SubtaskDeterminants | None
 
     def __post_init__(self) -> None:
-        self.repeatable = self.order is not None
+        self.repeatable = self.determinants is not None
 
     @property
     def repeating(self) -> bool:
         """It may be that its choices are known."""
-        return self.order is not None and self.order.repeating
+        return self.determinants is not None and self.determinants.repeating
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -101,15 +101,15 @@ class Wiring:
         notify: Callable[[], None],
         count: Callable[[str, str, int], None],
         trace: WorkerTrace | None = None,
-        order: DeterminantNews | None = None,
+        logs: DeterminantLogs | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._region_of, self._members = division.region_of, division.regions[deploy.region]
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
         self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
-        self._news = order
-        self._order: SubtaskDeterminants | None = None  # of the subtask that is being built
+        self._logs = logs
+        self._determinants: SubtaskDeterminants | None = None  # of the subtask that is being built
         self._inputs: dict[Channel, ReceivingEnd] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
         self._senders: dict[Channel, Place] = {}
@@ -219,7 +219,7 @@ class Wiring:
         }
         loop = self._plan.loops[n] if (n := self._plan.loop_of(vertex.index)) is not None else frozenset[int]()
         inputs = [self._inputs[channel] for channel in edges]
-        self._order = self._order_of(vertex, list(edges)) if outgoing else None
+        self._determinants = self._determinants_of(vertex, list(edges)) if outgoing else None
         chain, sinks = self._chain(vertex)
         parts = SubtaskParts(
             key=key,
@@ -252,33 +252,33 @@ class Wiring:
         decider = SubtaskLoop(machine, keys, budget_ms, self._config.batch_rows * 2, max_call_ms)
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
-        if self._order is not None:
+        if self._determinants is not None:
             from cutwater.runtime.worker.recording import RecordingSubtask
 
-            return RecordingSubtask(parts, machine, decider, merger, port, budget_ms, order=self._order)
+            return RecordingSubtask(parts, machine, decider, merger, port, budget_ms, determinants=self._determinants)
         make = Subtask if self._trace is None else self._trace.subtask
         return make(parts, machine, decider, merger, port, budget_ms)
 
-    def _order_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskDeterminants | None:
+    def _determinants_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskDeterminants | None:
         """Where a recovery needs it: the determinant log of a subtask on whose choices others depend (R0)."""
-        if self._news is None:
+        if self._logs is None:
             return None
         from cutwater.runtime.worker.recording import SubtaskDeterminants
 
-        return SubtaskDeterminants(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
+        return SubtaskDeterminants(self._logs, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]
         if step.role != "source":
             return None
         rate = self._deploy.rates.get(step.id)
-        if self._order is None:
+        if self._determinants is None:
             runner = SourceRunner(step, self._slot, rate, columns_of_source(self._plan, vertex))
         else:
             from cutwater.runtime.worker.recording import RecordingSource
 
             columns = columns_of_source(self._plan, vertex)
-            runner = RecordingSource(step, self._slot, rate, columns, self._order)
+            runner = RecordingSource(step, self._slot, rate, columns, self._determinants)
         if self._deploy.limits is not None:
             runner.limit = self._deploy.limits.get(step.id)
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
@@ -336,8 +336,8 @@ class Wiring:
         shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
         incremental = self._config.tracks_changes
         on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
-        clock = self._clock if self._order is None else self._order.clock
-        ask = (self._notify, on_disk, self._order)
+        clock = self._clock if self._determinants is None else self._determinants.clock
+        ask = (self._notify, on_disk, self._determinants)
         try:
             operator.open(OperatorContext(step.id, *shape, self._count, clock, incremental, *ask))
         except CutwaterError as e:
@@ -353,7 +353,7 @@ class Wiring:
             return
         parts.chain.watermark = watermark
         times: dict[Hashable, InputTime] = {c.key: InputTime(c.watermark, c.idle) for c in parts.inputs}
-        if self._order is not None:  # an end that was taken before the cut is not in the log
+        if self._determinants is not None:  # an end that was taken before the cut is not in the log
             records = (self._restore.channel(c.key, sending=False) for c in parts.inputs)
             ended = InputTime(MAX_WATERMARK)
             times |= {Channel(r.edge, r.source, r.target): ended for r in records if r is not None and r.ended}

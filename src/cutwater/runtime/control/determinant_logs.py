@@ -1,4 +1,4 @@
-"""News of determinant logs: a worker's knowledge of those of all subtasks, and what it tells the others of them (R0).
+"""Determinant logs: what a worker knows of those of all subtasks, and what it tells the others of them (R0).
 
 Before anything leaves a worker that depends on a choice, the choice is known where it goes: each frame brings all that
 its sender knows and its receiver may not, of the sender's own subtasks and of those that it has heard of.  So whoever
@@ -42,13 +42,13 @@ class _Log:
             self.marks = {id: offset for id, offset in self.marks.items() if offset >= place}
 
 
-class DeterminantNews:
+class DeterminantLogs:
     """All that one worker knows of determinant logs.  Any thread.
 
     Args:
         restored: the checkpoint that its subtasks begin with; 0: none.
 
-    >>> here, there = DeterminantNews(), DeterminantNews()
+    >>> here, there = DeterminantLogs(), DeterminantLogs()
     >>> to_there, from_here = here.peer(1), there.peer(0)
     >>> here.begin([(0, 0)], 0)
     {(0, 0): b''}
@@ -190,7 +190,7 @@ class DeterminantNews:
 class PeerDeterminants:
     """Bytes for one connection: all that the peer was not told yet.  Any thread, but one after the other."""
 
-    def __init__(self, store: DeterminantNews, who: Hashable, own: Region, concern: Region | None) -> None:
+    def __init__(self, store: DeterminantLogs, who: Hashable, own: Region, concern: Region | None) -> None:
         self._store, self._who, self._own, self._concern = store, who, own, concern
         self._told: dict[Subtask, int] = {}
         self._since = 0

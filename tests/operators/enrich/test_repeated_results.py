@@ -60,13 +60,13 @@ class Life:
         elif what == "watermark":
             self._note(self.operator.on_watermark(value))
         else:
-            self._note(self.operator.repeat_answers(value))
+            self._note(self.operator.repeat_results(value))
 
     def answers(self) -> bytes:
         """Those that come next, if anything comes of them."""
         taken = b""
         while not taken and self.operator.answered:
-            outputs, taken = self.operator.take_answers()
+            outputs, taken = self.operator.take_results()
             self._note(outputs)
         return taken
 

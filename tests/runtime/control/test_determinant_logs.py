@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from cutwater.errors import InvariantError, WireError
-from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
+from cutwater.runtime.control.determinant_logs import DeterminantLogs, PeerDeterminants
 
 
 class Workers:
     """Several workers, each with subtask 0 and a connection to each other one."""
 
     def __init__(self, count: int) -> None:
-        self.news = [DeterminantNews() for _ in range(count)]
+        self.news = [DeterminantLogs() for _ in range(count)]
         self.lines: dict[tuple[int, int], PeerDeterminants] = {}
         for a in range(count):
             for b in range(count):
@@ -87,7 +87,7 @@ def test_a_replacement_follows_what_any_survivor_knows_and_is_free_after_it() ->
     workers.tell(0, 1)
     workers.news[0].append((0, 0), b"def")
     workers.tell(0, 2)
-    fresh = DeterminantNews()
+    fresh = DeterminantLogs()
     for survivor in (1, 2):
         fresh.peer(survivor).hear(workers.news[survivor].peer(0).news())
     assert fresh.await_first({1, 2}, lambda: None, 0.0)
@@ -106,7 +106,7 @@ def test_where_nobody_knows_of_the_freeze_the_log_goes_on_behind_all_that_anybod
     workers.news[0].append((0, 0), b"de")
     workers.news[0].mark((0, 0), 4, b"!")  # and dies before it says so
     workers.news[1].completed(4)
-    fresh = DeterminantNews(4)
+    fresh = DeterminantLogs(4)
     fresh.peer(1).hear(workers.news[1].peer(0).news())
     assert fresh.begin([(0, 0)], 4) == {(0, 0): b""}
     fresh.append((0, 0), b"xyz")
@@ -116,7 +116,7 @@ def test_where_nobody_knows_of_the_freeze_the_log_goes_on_behind_all_that_anybod
 
 def test_choices_that_a_living_subtask_has_not_made_are_an_error() -> None:
     workers = Workers(2)
-    ghost = DeterminantNews()
+    ghost = DeterminantLogs()
     ghost.begin([(0, 0)], 0)
     ghost.append((0, 0), b"ghost")
     with pytest.raises(InvariantError, match="has not made"):
@@ -132,7 +132,7 @@ def test_damaged_news_are_an_error() -> None:
 
 
 def test_nobody_waits_for_ever_for_the_first_news() -> None:
-    news, asked = DeterminantNews(), []
+    news, asked = DeterminantLogs(), []
     news.peer(1).hear(b"")
     assert not news.await_first({1, 2}, lambda: asked.append(1), 0.1)
     assert asked
@@ -143,7 +143,7 @@ def test_nobody_waits_for_ever_for_the_first_news() -> None:
 
 
 def test_a_peer_is_told_only_of_logs_that_it_can_depend_on() -> None:
-    here, there = DeterminantNews(), DeterminantNews()
+    here, there = DeterminantLogs(), DeterminantLogs()
     here.begin([(0, 0), (1, 0)], 0)
     line, answer = here.peer(1, concern=frozenset({(0, 0)})), there.peer(0)
     here.append((0, 0), b"abc")

@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
+
+import msgspec
 
 
 class FreezeOn(enum.Enum):
@@ -46,8 +47,7 @@ class AfterFreeze(enum.Enum):
 Guarantee: TypeAlias = Literal["at-most-once", "at-least-once", "exactly-once"]
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolSpec:
+class ProtocolSpec(msgspec.Struct, frozen=True):
     """One protocol of the family.
 
     >>> PROTOCOLS["aligned"].before_freeze
@@ -101,7 +101,7 @@ PROTOCOLS: dict[str, ProtocolSpec] = {
 }
 """All protocols that run today, by the name in ``JobConfig.protocol``."""
 
-NETWORK = replace(PROTOCOLS["chandy_lamport"], any_order=True)
+NETWORK = msgspec.structs.replace(PROTOCOLS["chandy_lamport"], any_order=True)
 """The same for process networks."""
 
 

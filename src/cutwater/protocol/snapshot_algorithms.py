@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
 from cutwater.protocol.messages import InputId
@@ -77,16 +79,14 @@ class ChandyLamport:
 STORY_EVENTS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Coloured:
+class Coloured(msgspec.Struct, frozen=True):
     """A message is about to be taken from an input.  The effects are to be performed before it is processed."""
 
     input: InputId
     colour: int
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeTaken:
+class NoticeTaken(msgspec.Struct, frozen=True):
     """The sender of an input has recorded itself, after ``sent`` messages on this channel."""
 
     input: InputId

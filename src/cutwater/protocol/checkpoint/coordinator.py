@@ -25,6 +25,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol.checkpoint import messages as cm
@@ -94,8 +96,7 @@ class PendingCheckpoint:
     """The payload of each acknowledgement so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedCheckpoint:
+class CompletedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that is published."""
 
     checkpoint_id: int
@@ -109,8 +110,7 @@ class CompletedCheckpoint:
         return self.completed_ms - self.triggered_ms
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointStatistics:
+class CheckpointStatistics(msgspec.Struct, frozen=True):
     """Numbers for people, as they are now: ``triggered = in_progress + completed + failed + subsumed``, no probes."""
 
     triggered: int = 0

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import InvariantError
@@ -28,16 +29,14 @@ FIRST_PAUSE_MS = 5.0
 LONGEST_PAUSE_MS = 250.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeWanted:
+class ProbeWanted(msgspec.Struct, frozen=True):
     """A head holds a watermark, or its outside has ended: it wants a wave, and says so again after each."""
 
     subtask: SubtaskId
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoopReported:
+class LoopReported(msgspec.Struct, frozen=True):
     """A subtask acknowledged a wave; harmless for subtasks outside loops."""
 
     checkpoint_id: int
@@ -45,29 +44,25 @@ class LoopReported:
     report: LoopReport
 
 
-@dataclass(frozen=True, slots=True)
-class WaveCompleted:
+class WaveCompleted(msgspec.Struct, frozen=True):
     """The coordinator said ``NotifyComplete``."""
 
     checkpoint_id: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class WaveFailed:
+class WaveFailed(msgspec.Struct, frozen=True):
     """The coordinator said ``NotifyAborted``."""
 
     checkpoint_id: int
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class StartProbe:
+class StartProbe(msgspec.Struct, frozen=True):
     """Feed ``RequestProbe`` to the checkpoint coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendVerdict:
+class SendVerdict(msgspec.Struct, frozen=True):
     """Send ``LoopVerdict(checkpoint_id, ended, watermark)`` to every subtask of the loop."""
 
     checkpoint_id: int

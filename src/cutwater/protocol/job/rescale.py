@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 _TELL_MS = 8_000.0
 """Recruits that lack for so long are told of."""
@@ -43,8 +44,7 @@ class RescalePhase(enum.Enum):
 # ---------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(msgspec.Struct, frozen=True):
     """Somebody wants another parallelism; ``request`` comes back in the answer."""
 
     shape: Shape
@@ -52,8 +52,7 @@ class Requested:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSeen:
+class GroupSeen(msgspec.Struct, frozen=True):
     """Slots with a live worker, recruits included; ``cores``: those with a worker or at least a core.
 
     ``waits``: nothing but missing workers keeps the job from going on.
@@ -65,31 +64,27 @@ class GroupSeen:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotEnded:
+class SnapshotEnded(msgspec.Struct, frozen=True):
     """The checkpoint asked for is complete; with ``error``: it is not, and why."""
 
     error: str
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRuns:
+class AttemptRuns(msgspec.Struct, frozen=True):
     """All subtasks of an attempt run."""
 
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The attempt is over without the rescale's doing."""
 
     reason: str
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Short:
+class Short(msgspec.Struct, frozen=True):
     """The group did not become complete in time; so many workers are there."""
 
     workers: int
@@ -97,8 +92,7 @@ class Short:
     now_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     now_ms: float
 
 
@@ -107,41 +101,35 @@ RescaleEvent: TypeAlias = Requested | GroupSeen | SnapshotEnded | AttemptRuns | 
 # --------------------------------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class Recruit:
+class Recruit(msgspec.Struct, frozen=True):
     """Start a worker for every slot up to ``workers`` that has none."""
 
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(msgspec.Struct, frozen=True):
     """Send away all recruits."""
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(msgspec.Struct, frozen=True):
     """Take a checkpoint; answered by ``SnapshotEnded``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     """Go on at another parallelism from the newest checkpoint; what is beyond the new group leaves."""
 
     shape: Shape
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The request is done; with ``error``: it failed, and the job goes on as it was."""
 
     request: Hashable
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Something that the user should know."""
 
     text: str

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from cutwater.config import RestartConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """Start a new attempt after ``delay_ms``."""
 
     delay_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """The restart budget is used up; ``reason`` is for people."""
 
     reason: str

@@ -8,8 +8,9 @@ simulator are hosts of the same core.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol import messages as m
@@ -49,8 +50,7 @@ class ChannelLog(NamedTuple):
     items: list[Timed]
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskChannels:
+class SubtaskChannels(msgspec.Struct, frozen=True):
     """The channels of one subtask.
 
     Attributes:
@@ -71,8 +71,7 @@ class SubtaskChannels:
 _NOTHING_OUTSIDE = InputTime(MAX_WATERMARK)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopReport:
+class LoopReport(msgspec.Struct, frozen=True):
     """A subtask's view of a wave: ``quiet`` and ``outside_ended`` are those of its ``Acknowledge``."""
 
     quiet: bool

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
@@ -22,8 +24,7 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 
 
-@dataclass(frozen=True, slots=True)
-class TimesAtFreeze:
+class TimesAtFreeze(msgspec.Struct, frozen=True):
     """Event time and pending work of a subtask in a loop, at its freeze."""
 
     drained: bool

@@ -6,8 +6,9 @@ import abc
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.job.recovery_scope import Place
@@ -197,39 +198,34 @@ def place_of(peer: Peer) -> Place:
     return peer.worker, peer.own_region
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(msgspec.Struct, frozen=True):
     """Something that a thread of an attempt has to say to it."""
 
     attempt: ConnectedAttempt
     message: object
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(msgspec.Struct, frozen=True):
     """An attempt is built, or what went wrong."""
 
     attempt: ConnectedAttempt
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(msgspec.Struct, frozen=True):
     """The connection to another worker ended."""
 
     error: CutwaterError
     connection: Connection
 
 
-@dataclass(frozen=True, slots=True)
-class PeerArrived:
+class PeerArrived(msgspec.Struct, frozen=True):
     """A replacement dialled."""
 
     connection: Connection
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedPeer:
+class ExpectedPeer(msgspec.Struct, frozen=True):
     """The next worker in a place that went back."""
 
     attempt: int

@@ -72,7 +72,6 @@ class SourceContext(Protocol):
 
     def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
         """Hand over a bad row (only called when the source was made with ``bad_rows="dead_letter"``)."""
-        ...
 
 
 class SplitReader(Protocol):
@@ -171,7 +170,6 @@ class SinkWriter(Protocol):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows.  They must stay invisible to readers until committed."""
-        ...
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         """Cut at the barrier: rows written so far belong to ``checkpoint_id``.  Cheap, runs in the loop.
@@ -183,11 +181,9 @@ class SinkWriter(Protocol):
 
     def roll(self) -> None:
         """A savepoint follows: the next ``pre_commit`` leaves no row in progress, all of them are in its handles."""
-        ...
 
     def close(self) -> None:
         """Stop without committing anything.  Called once, also after a failure."""
-        ...
 
 
 class SinkSnapshot(msgspec.Struct, frozen=True):
@@ -209,7 +205,6 @@ class Committer(Protocol):
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         """Make the rows visible.  Idempotent: handles already committed are skipped."""
-        ...
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """At a restore, before the new writers open: commit what ``restored`` names, then undo all others (T2).
@@ -226,18 +221,15 @@ class Committer(Protocol):
             retained: all checkpoints that a later restore may choose, ``restored`` included.
             incarnation: of the writers to come.
         """
-        ...
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """``retired`` will not be restored any more: remove staged rows that it needed and ``retained`` do not."""
-        ...
 
     def finish(self, incarnation: int) -> None:
         """The final checkpoint is committed and the job log says so: remove all staging up to ``incarnation``.
 
         Idempotent; nothing is restored after it.
         """
-        ...
 
 
 class SubtaskCommitter(Committer, Protocol):
@@ -257,7 +249,6 @@ class SubtaskCommitter(Committer, Protocol):
 
         No checkpoint after ``restored`` has completed, so nothing that is visible must be taken back.
         """
-        ...
 
 
 class Sink(Protocol):
@@ -277,7 +268,6 @@ class Sink(Protocol):
         Raises:
             BuildError: the sink cannot write such rows, or its target cannot be written.
         """
-        ...
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         """A writer; ``restored``: the ``PreCommit.state`` values this subtask takes over (none at a first start)."""

@@ -83,7 +83,6 @@ class StagedFolder(Protocol):
             StorageError: it cannot be made.
             CorruptSnapshotError: there is a link in its place.
         """
-        ...
 
     def exists(self) -> bool: ...
 
@@ -97,7 +96,6 @@ class StagedFolder(Protocol):
 
     def end_piece(self, file: BinaryIO) -> None:
         """Nothing more is written to a piece; it may not be durable yet."""
-        ...
 
     def make_durable(self, names: Sequence[str], new: bool) -> None:
         """Make durable what was written to pieces; in a store, all of them have ended.
@@ -108,7 +106,6 @@ class StagedFolder(Protocol):
         Raises:
             StorageError: one is gone, or the device failed.
         """
-        ...
 
     def read(self, name: str, length: int) -> pa.Buffer:
         """The first bytes of a file; fewer if it is shorter.
@@ -122,15 +119,12 @@ class StagedFolder(Protocol):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; what is gone already is fine."""
-        ...
 
     def remove_if_empty(self) -> None:
         """Remove the folder, and those of staging above it, as far as they are empty."""
-        ...
 
     def close(self) -> None:
         """Close pieces that are not durable: they never will be."""
-        ...
 
 
 class StoreFolder:

@@ -65,11 +65,9 @@ class Context(Protocol):
         Raises:
             UserCodeError: there is no such channel, there are several, or the type was not declared.
         """
-        ...
 
     def timer(self, delay_ms: float, message: Any) -> None:
         """Have ``on_timer`` called with ``message``, not before ``delay_ms`` have passed.  Timers are in snapshots."""
-        ...
 
 
 @dataclass_transform()

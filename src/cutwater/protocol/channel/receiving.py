@@ -35,15 +35,12 @@ class FrameStore(Protocol):
 
     def keep_watermark(self) -> None:
         """A frame without rows arrives."""
-        ...
 
     def restored(self, frames: int) -> None:
         """So many frames wait that came from a snapshot."""
-        ...
 
     def left(self) -> None:
         """The oldest frame was taken."""
-        ...
 
 
 class Remaker(NamedTuple):

@@ -132,23 +132,18 @@ class SubtaskHost(Protocol):
 
     def process(self, index: int, rows: Rows) -> None:
         """Rows of the input with this place go through the operators."""
-        ...
 
     def start_watermark(self, watermark: int) -> None:
         """A watermark begins its passage through the operators, to all outputs."""
-        ...
 
     def resume(self) -> None:
         """Do a slice of what is left from the last call, or take what came from outside."""
-        ...
 
     def fire_timers(self) -> None:
         """Do a slice of what is due by the clock."""
-        ...
 
     def offer_idle(self, idle: bool) -> None:
         """Say downstream that nothing is to be expected for now, or that something is."""
-        ...
 
     # -------------------------------------------------------------------------------------------------------- source
 
@@ -189,23 +184,18 @@ class SubtaskHost(Protocol):
 
     def freeze(self, effect: m.Freeze) -> None:
         """Capture the state of operators, source and sinks, and keep it for ``hand_over``."""
-        ...
 
     def hand_over(self, checkpoint_id: int, logs_follow: bool) -> None:
         """Give what was captured to the writer, which answers with ``Durable`` or ``WriteFailed``."""
-        ...
 
     def write_logs(self, checkpoint_id: int, logs: list[ChannelLog]) -> None:
         """Give the logs of channels to the writer, which answers with ``LogsDurable`` or ``WriteFailed``."""
-        ...
 
     def commit(self, checkpoint_id: int) -> None:
         """Make visible what the sinks have pre-committed up to this checkpoint."""
-        ...
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint is given up: nothing of it is written any more but what sinks have staged."""
-        ...
 
     # -------------------------------------------------------------------------------------------------- coordination
 
@@ -215,11 +205,9 @@ class SubtaskHost(Protocol):
 
     def finished(self) -> None:
         """The end of data has been said on all outputs."""
-        ...
 
     def probe_wanted(self) -> None:
         """The head of a loop wants a wave."""
-        ...
 
     # ---------------------------------------------------------------------------- choices and traces (nothing follows)
 
@@ -233,7 +221,6 @@ class SubtaskHost(Protocol):
 
     def heard(self, verdict: m.LoopVerdict) -> None:
         """A verdict on the loop is about to be taken; nothing has come of it yet."""
-        ...
 
     def follow(self) -> bool:
         """Make the next choice of a determinant log that needs no input; false if what it needs is not there yet."""
@@ -241,8 +228,6 @@ class SubtaskHost(Protocol):
 
     def barrier_taken(self, index: int, barrier: Barrier) -> None:
         """A barrier was taken from an input, and is about to be told to the machine."""
-        ...
 
     def barrier_leaves(self, effect: m.BroadcastBarrier) -> None:
         """A barrier is about to be offered to all outputs."""
-        ...

@@ -26,7 +26,6 @@ ENTRY_POINTS = {
     "cutwater": "what users import",
     "cutwater.network": "the earlier name of cutwater.process_networks",
     "cutwater.ui.cli": "the command line (pyproject: project.scripts)",
-    "cutwater.protocol.diagrams": "writes the tables of the documentation; a test keeps them current",
     "cutwater.runtime.daemon": "named in the setting spark.python.daemon.module",
 }
 

@@ -93,7 +93,6 @@ class NetworkAttempt(ConnectedAttempt):
     # ------------------------------------------------------------------------------------------------------- build
 
     def build(self) -> None:
-        """See ``ConnectedAttempt.build``."""
         self._connect()
         network, slot, placement = self._args.network, self._slot, self._args.placement
         inputs: dict[str, list[ChannelSpec]] = {}
@@ -183,7 +182,6 @@ class NetworkAttempt(ConnectedAttempt):
     # ----------------------------------------------------------------------------------------------------- running
 
     def round(self, now_s: float) -> float:
-        """See ``ConnectedAttempt.round``."""
         if not self._started:
             self._started = True
             for cell in self._cells.values():
@@ -278,7 +276,6 @@ class NetworkAttempt(ConnectedAttempt):
     # ---------------------------------------------------------------------------------------------------- messages
 
     def take(self, message: object) -> None:
-        """See ``ConnectedAttempt.take``."""
         match message:
             case c.Start():
                 self.running = True
@@ -302,7 +299,6 @@ class NetworkAttempt(ConnectedAttempt):
         return c.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
 
     def close(self) -> None:
-        """See ``ConnectedAttempt.close``."""
         self._close_connections()
         if self._trace is not None:
             self._trace.close()

@@ -26,12 +26,7 @@ from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import Topology
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink, now_ms
-from cutwater.runtime.control.messages import (
-    NetworkDeploy,
-    SnapshotAbort,
-    SnapshotParts,
-    SnapshotTrigger,
-)
+from cutwater.runtime.control.messages import NetworkDeploy, SnapshotAbort, SnapshotParts, SnapshotTrigger
 from cutwater.runtime.driver.driver import Driver, Duties
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.settings import make_config
@@ -144,7 +139,6 @@ class NetworkJob(Run):
         return found[0]
 
     def give_up(self, pending: PendingSnapshot) -> None:
-        """See ``Run.give_up``."""
 
         def drop() -> None:
             self._pending.pop(pending.id, None)

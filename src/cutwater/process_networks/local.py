@@ -150,16 +150,14 @@ class LocalRun(Run):
     # ---------------------------------------------------------------------------------------------------- the steps
 
     def wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
-        """See ``Run.wait_until``."""
         end_ms = self._now_ms + timeout_ms
         while not condition():
             if self._now_ms >= end_ms:
                 return False
             if not self._step(end_ms):
-                if self._next_due() is None:
-                    self._now_ms = end_ms
+                self._now_ms, over = end_ms, self._next_due() is None
+                if over:
                     return True
-                self._now_ms = end_ms
         return True
 
     def _step(self, end_ms: float) -> bool:
@@ -231,7 +229,6 @@ class LocalRun(Run):
         return pending
 
     def give_up(self, pending: PendingSnapshot) -> None:
-        """See ``Run.give_up``."""
         self._pending.pop(pending.id, None)
         for cell in self._cells.values():
             cell.abort(pending.id)

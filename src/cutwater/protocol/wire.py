@@ -245,11 +245,6 @@ class ControlDecoder:
         del self._data[:end]
         return body
 
-    @property
-    def at_boundary(self) -> bool:
-        """True between two messages: here, and only here, the stream may end."""
-        return not self._data
-
 
 MAX_IDENTITY_BYTES: Final = 2048
 """Longest identity, refusal text included."""

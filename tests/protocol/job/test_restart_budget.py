@@ -21,7 +21,7 @@ def test_none_never_restarts():
 def test_fixed_delay_restarts_as_often_as_told_however_long_the_job_ran():
     d = decider(strategy="fixed_delay", attempts=3, delay_ms=40.0)
     assert [d.on_failure(t * 1e6) for t in range(3)] == [Restart(40.0)] * 3
-    d.on_checkpoint_completed(3e6)
+    d.on_checkpoint_completed()
     assert isinstance(d.on_failure(4e6), GiveUp)
 
 
@@ -42,7 +42,7 @@ def test_exponential_gives_up_after_too_many_failures_without_a_completed_checkp
     for _ in range(5):
         assert isinstance(d.on_failure(0.0), Restart)
         assert isinstance(d.on_failure(0.0), Restart)
-        d.on_checkpoint_completed(0.0)
+        d.on_checkpoint_completed()
     d.on_failure(0.0)
     d.on_failure(0.0)
     assert "max_consecutive allows 2" in d.on_failure(0.0).reason

@@ -397,6 +397,7 @@ class _WithLateRows(Stream):
 
     _never_late: ClassVar[str]
     """Why no row is late if there is no second output."""
+    _late_hint: ClassVar[str] = ""
 
     def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
         super().__init__(builder, outputs[0])
@@ -406,11 +407,14 @@ class _WithLateRows(Stream):
     def late(self) -> Stream:
         """Rows that lay behind the watermark (of windows: behind their end plus the allowed lateness).
 
+        Of a processor also those at the watermark: all that Spark drops.
+
         Raises:
-            BuildError: no row can be late: windows by processing time, or keys that are remembered for ever.
+            BuildError: no row can be late: windows by processing time, keys that are remembered for ever, or a
+                processor whose time mode is not event time.
         """
         if len(self._outputs) == 1:
-            raise BuildError(self._never_late, step=self._outputs[0].step)
+            raise BuildError(self._never_late, step=self._outputs[0].step, hint=self._late_hint)
         return Stream(self._builder, self._outputs[1])
 
 
@@ -491,24 +495,8 @@ def _with_event_time(builder: GraphBuilder, upstream: Upstream, out: StreamType,
     return replace(out, event_time=column, span=None)
 
 
-class TransformedStream(Stream):
+class TransformedStream(_WithLateRows):
     """Stream of a processor, with the rows that came too late for it."""
 
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._late = outputs[1:]
-
-    @property
-    def late(self) -> Stream:
-        """Rows at or behind the watermark, which Spark drops.
-
-        Raises:
-            BuildError: the time mode is not event time, so that no row is late.
-        """
-        if not self._late:
-            raise BuildError(
-                "no row is late here",
-                step=self._upstream.step,
-                hint="Rows are late with time_mode='EventTime' only.",
-            )
-        return Stream(self._builder, self._late[0])
+    _never_late = "no row is late here"
+    _late_hint = "Rows are late with time_mode='EventTime' only."

@@ -393,11 +393,7 @@ class CheckpointCoordinator:
 
     def _on_published(self, event: cm.Published) -> None:
         pending = self._publishing(event.checkpoint_id)
-        self._step(pending, PendingStep.PUBLISHED)
-        id, kind = pending.checkpoint_id, pending.kind
-        done = CompletedCheckpoint(id, kind, pending.attempt, pending.triggered_ms, self._now_ms)
-        del self._pending[id]
-        _remember(self._completed, id, done)
+        id, kind, done = pending.checkpoint_id, pending.kind, self._complete(pending, PendingStep.PUBLISHED)
         self._completed_count += 1
         self._consecutive_failed = 0
         self._last_duration_ms, self._last_end_ms = done.duration_ms, self._now_ms
@@ -500,12 +496,16 @@ class CheckpointCoordinator:
     def _finish_probe(self) -> None:
         """All have answered: that is all that a probe is for."""
         for probe in [p for p in self._pending.values() if not p.kind.stored and p.stage is PendingStage.READY]:
-            self._step(probe, PendingStep.PROBED)
-            id, kind = probe.checkpoint_id, probe.kind
-            del self._pending[id]
-            done = CompletedCheckpoint(id, kind, probe.attempt, probe.triggered_ms, self._now_ms)
-            _remember(self._completed, id, done)
-            self._effects.append(cm.NotifyComplete(id, kind, kind.commits))
+            self._complete(probe, PendingStep.PROBED)
+            self._effects.append(cm.NotifyComplete(probe.checkpoint_id, probe.kind, probe.kind.commits))
+
+    def _complete(self, pending: PendingCheckpoint, step: PendingStep) -> CompletedCheckpoint:
+        self._step(pending, step)
+        id, kind = pending.checkpoint_id, pending.kind
+        done = CompletedCheckpoint(id, kind, pending.attempt, pending.triggered_ms, self._now_ms)
+        del self._pending[id]
+        _remember(self._completed, id, done)
+        return done
 
     def _publish_next(self) -> None:
         if any(p.stage is PendingStage.PUBLISHING for p in self._pending.values()):

@@ -345,7 +345,7 @@ class JobMachine:
                 return []
             case j.CheckpointCompleted():
                 if event.attempt == self.attempt:
-                    self.restart.on_checkpoint_completed(event.now_ms)
+                    self.restart.on_checkpoint_completed()
                 return []
             case j.EndRequested():
                 return self._end(event.outcome, event.reason) if self.phase in _LIVE else []

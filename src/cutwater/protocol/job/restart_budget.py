@@ -81,21 +81,18 @@ class RestartDecider:
             case "none":
                 return GiveUp("restart strategy 'none'")
             case "fixed_delay":
-                return self._fixed_delay()
+                if self._restarts >= self._config.attempts:
+                    return GiveUp(f"restarted {self._restarts} times, as often as restart.attempts allows")
+                self._restarts += 1
+                return Restart(self._config.delay_ms)
             case "failure_rate":
                 return self._failure_rate(now_ms)
             case "exponential":
                 return self._exponential(now_ms)
 
-    def on_checkpoint_completed(self, now_ms: float) -> None:
+    def on_checkpoint_completed(self) -> None:
         """The job made progress that no restart takes back."""
         self._consecutive = 0
-
-    def _fixed_delay(self) -> Decision:
-        if self._restarts >= self._config.attempts:
-            return GiveUp(f"restarted {self._restarts} times, as often as restart.attempts allows")
-        self._restarts += 1
-        return Restart(self._config.delay_ms)
 
     def _failure_rate(self, now_ms: float) -> Decision:
         config, failures = self._config, self._failures_ms

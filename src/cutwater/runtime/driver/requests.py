@@ -239,12 +239,9 @@ class _Watcher:
 
     def _look(self) -> None:
         for id in _requests(self._store, self._job):
-            if id not in self._seen and self._owns_job():
+            if id not in self._seen and JobLog(self._store, self._job).read().attempt == self._attempt():
                 self._seen.add(id)
                 self._take(_Names(self._job, id))
-
-    def _owns_job(self) -> bool:
-        return JobLog(self._store, self._job).read().attempt == self._attempt()
 
     def _take(self, names: _Names) -> None:
         claim = Claim(accepted=True, by=_me())

@@ -173,26 +173,22 @@ class WorkerGroup:
             return error if slot < self.slots else None
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
-        cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
-        cause = hung or cause
+        cause = hung or (root_cause(str(error)) if error is not None else "its Spark job ends without an error")
         broken_python = any(sign in cause for sign in _BROKEN_PYTHON)
         if times > _REPLACEMENT_LIMIT or (broken_python and times > 1):
             if slot >= self.slots:
                 return None  # the rescale that wants it ends by its deadline
-            hint = ""
-            if broken_python:
-                hint = "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
-                hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)."
-            return ResourceError(f"the worker of slot {slot} does not start: {cause}", hint=hint)
-        self._ask_for_replacement(slot, times)
-        return None
-
-    def _ask_for_replacement(self, slot: int, times: int) -> None:
-        """Submit the slot's Spark job again: at once the first time, later and later after that."""
+            hint = (
+                "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the session is "
+                "made, or add them with spark.addArtifacts(..., pyfile=True)."
+            )
+            why = f"the worker of slot {slot} does not start: {cause}"
+            return ResourceError(why, hint=hint if broken_python else "")
         if times == 1:
             self._submit(slot)
-        else:
+        else:  # later and later
             self._later(min(0.1 * 2**times, 5.0), lambda: self._replace(slot))
+        return None
 
     def _replace(self, slot: int) -> None:
         if not self._closing and slot < self._reach and slot not in self.links and not self._submitted[slot]:

@@ -284,11 +284,14 @@ class StatusBoard:
 
     # ------------------------------------------------------------------------------------------- what happens
 
+    def _update_checkpoints(self, **changes: Any) -> None:
+        with self._lock:
+            self._checkpoints = msgspec.structs.replace(self._checkpoints, **changes)
+
     def phase(self, machine: JobMachine, awaited: list[int]) -> None:
         """Phase of the job, and the workers that its checkpoints wait for."""
         if self._checkpoints.waits_for != awaited:
-            with self._lock:
-                self._checkpoints = msgspec.structs.replace(self._checkpoints, waits_for=awaited)
+            self._update_checkpoints(waits_for=awaited)
         waiting = _waiting(machine)
         if waiting is not None or self._status.waiting is not None:
             self._update(waiting=waiting)
@@ -320,8 +323,7 @@ class StatusBoard:
         """These regions count anew, the others go on; ``None``: all count anew."""
         restored_id = manifest.checkpoint_id if manifest else 0
         with self._lock:
-            kept = {w: m for w, m in self._metrics.items() if regions is not None and w[1] not in regions}
-            self._metrics = kept
+            self._metrics = {w: m for w, m in self._metrics.items() if regions is not None and w[1] not in regions}
             self._loads.clear(regions)
             self._checkpoints = msgspec.structs.replace(self._checkpoints, restored_id=restored_id)
             self._history.clear()
@@ -385,28 +387,21 @@ class StatusBoard:
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def completed(self, checkpoint_id: int, size_bytes: int, written_bytes: int) -> None:
-        with self._lock:
-            self._checkpoints = msgspec.structs.replace(
-                self._checkpoints,
-                last_completed_id=checkpoint_id,
-                last_size_bytes=size_bytes,
-                last_written_bytes=written_bytes,
-            )
+        self._update_checkpoints(
+            last_completed_id=checkpoint_id, last_size_bytes=size_bytes, last_written_bytes=written_bytes
+        )
 
     def acked(self, ack: c.Ack) -> None:
-        with self._lock:
-            self._checkpoints = msgspec.structs.replace(self._checkpoints, last_freeze_ms=ack.freeze_ms)
+        self._update_checkpoints(last_freeze_ms=ack.freeze_ms)
 
     def counts(self, statistics: CheckpointStatistics) -> None:
         """Totals over all attempts of this driver."""
-        with self._lock:
-            self._checkpoints = msgspec.structs.replace(
-                self._checkpoints,
-                completed=statistics.completed,
-                failed=statistics.failed,
-                in_progress=statistics.in_progress,
-                last_duration_ms=round(statistics.last_duration_ms or 0.0, 1),
-            )
+        self._update_checkpoints(
+            completed=statistics.completed,
+            failed=statistics.failed,
+            in_progress=statistics.in_progress,
+            last_duration_ms=round(statistics.last_duration_ms or 0.0, 1),
+        )
 
     def copied(self, slot: int, copies: CopiesHeld) -> None:
         """A worker's report on the copies that it has."""

@@ -139,7 +139,9 @@ class Attempt(ConnectedAttempt):
         self._start_connections()
         if self._logs is not None:
             self._begin(self._logs)
-        self.owe()
+        if self._survivors:  # they have rows that this one will send again
+            outputs_to = self._wiring.outputs_to
+            self._behind = [(place, o) for place in sorted(self._survivors) for o in outputs_to(place)]
 
     def _begin(self, known: DeterminantLogs) -> None:
         """Each subtask follows what anybody knows of its determinant log, as far as that goes."""
@@ -205,7 +207,7 @@ class Attempt(ConnectedAttempt):
         worked, self._worked = self._worked, False
         self._next = 0
         self._report_times(now_s)
-        if self.catches_up:
+        if self._behind is not None:
             self.tell_if_caught_up(following=self.following)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
         if not worked:
@@ -414,17 +416,6 @@ class Attempt(ConnectedAttempt):
             self._worker.report(lost.error, self._numbers[region], region)
 
     # ------------------------------------------------------------------------------------------------ as replacement
-
-    def owe(self) -> None:
-        """It is built beside survivors, who have rows that it will send again."""
-        if self._survivors:
-            assert self._wiring is not None
-            self._behind = [(place, o) for place in sorted(self._survivors) for o in self._wiring.outputs_to(place)]
-
-    @property
-    def catches_up(self) -> bool:
-        """The coordinator waits until it has sent again what survivors have."""
-        return self._behind is not None
 
     def tell_if_caught_up(self, following: bool) -> None:
         """No barrier may leave before the receivers have nothing that is still to be sent.

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ from cutwater.runtime.channels.connection import Connection, connect
 
 if TYPE_CHECKING:
     from cutwater.runtime.control import messages as c
+    from cutwater.runtime.control.messages import NetworkDeploy
     from cutwater.runtime.worker.worker import Worker
 
 _CONNECT_DEADLINE_S = 15.0
@@ -24,23 +25,6 @@ _CONNECT_DEADLINE_S = 15.0
 
 class InterruptedBuildError(Exception):
     """The coordinator wants something else before the attempt was built."""
-
-
-class Deployment(Protocol):
-    """The part of a deploy message that says who belongs to the attempt."""
-
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def incarnations(self) -> list[int]:
-        """Per slot."""
-        ...
-
-    @property
-    def peers(self) -> list[tuple[str, int]]:
-        """Per slot: address of its data server."""
-        ...
 
 
 class ConnectedAttempt(abc.ABC):
@@ -54,7 +38,7 @@ class ConnectedAttempt(abc.ABC):
     """
 
     def __init__(
-        self, deploy: Deployment, worker: Worker, region: int = 0, others: frozenset[Place] | None = None
+        self, deploy: c.Deploy | NetworkDeploy, worker: Worker, region: int = 0, others: frozenset[Place] | None = None
     ) -> None:
         self.number, self.region = deploy.attempt, region
         self.abandoned = False

@@ -142,6 +142,8 @@ class Wiring:
         next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
         sender = self._senders[key] = key.source, self._region_of[edge.source, key.source]
         capacity = NO_LIMIT if edge.back else self._frames(edge)
+        # To disk where a sender must not be held up, nor whoever takes inputs in a given order.
+        spills = edge.back or self._config.spill or bool(self._deploy.survivors)
         channel = self._inputs[key] = ReceivingEnd(
             key,
             capacity,
@@ -150,7 +152,7 @@ class Wiring:
             next_row=next_row,
             watermark=known.watermark if known else MIN_WATERMARK,
             idle=known.idle if known else False,
-            store=SpillingFrames(self._config.spill_memory_bytes) if edge.back or self._spills else None,
+            store=SpillingFrames(self._config.spill_memory_bytes) if spills else None,
         )
         if not local:
             self._connections[sender].add_input(channel, edge.schema)
@@ -181,11 +183,6 @@ class Wiring:
                 output.restore(self._restore.overtaken(edge, key))
         elif not edge.back:
             receiver.on_credit = output.grant
-
-    @property
-    def _spills(self) -> bool:
-        """Inputs overflow to disk: where a sender must not be held up, nor whoever takes inputs in a given order."""
-        return self._config.spill or bool(self._deploy.survivors)
 
     def _keep(self) -> ReplayBuffer | None:
         if self._config.recovery != "task":

@@ -135,7 +135,12 @@ class LocalRun(Run):
             for name in self._cells:
                 tracer.crashed(name)
         self._periodic = None
-        self._fail_pending(_lost_with(process))
+        self._fail_pending(
+            IncompleteSnapshotError(
+                f"process {process!r} crashed while the snapshot was taken",
+                hint="The network went back to its last snapshot: take a new one.",
+            )
+        )
         self.attempt += 1
         self._random.seed(f"{self._seed}/{self.attempt}")
         if tracer is not None:
@@ -162,16 +167,18 @@ class LocalRun(Run):
 
     def _step(self, end_ms: float) -> bool:
         """One event before ``end_ms``; false if there is none."""
-        timers = self._due_timer(self._now_ms) if self._timers else None
+        timers = self._due_timer() if self._timers else None
         if not self._ready and timers is None:
             due = self._next_due()
             if due is None or due > end_ms:
                 return False
             self._now_ms = max(self._now_ms, due)
-            timers = self._due_timer(self._now_ms)
+            timers = self._due_timer()
         self._now_ms += STEP_MS
         if self._every_ms is not None and self._now_ms >= self._next_snapshot_ms:
-            self._snapshot_regularly(self._every_ms)
+            if self._periodic is None or self._periodic.done:
+                self._periodic = self._begin(self.network.initiators())
+            self._next_snapshot_ms = self._now_ms + self._every_ms
         if timers is not None and (not self._ready or self._random.random() < 0.5):
             self._fire(timers)
         elif self._ready:
@@ -200,11 +207,11 @@ class LocalRun(Run):
         if channel.target not in self._paused:
             self._ready.add(channel.name)
 
-    def _due_timer(self, now_ms: float) -> str | None:
+    def _due_timer(self) -> str | None:
         """Whose timer is due, the earliest first."""
         found = min(
             ((due, n) for n in self._timers if n not in self._paused and (due := self._cells[n].next_timer_ms)
-             is not None and due <= now_ms),
+             is not None and due <= self._now_ms),
             default=None,
         )  # fmt: skip
         return found[1] if found is not None else None
@@ -238,11 +245,6 @@ class LocalRun(Run):
     def _part(self, id: int, part: ProcessPart) -> None:
         if self.part_arrived(id, part) is not None and self._port.tracer is not None:
             self._port.tracer.completed(id)
-
-    def _snapshot_regularly(self, every_ms: float) -> None:
-        if self._periodic is None or self._periodic.done:
-            self._periodic = self._begin(self.network.initiators())
-        self._next_snapshot_ms = self._now_ms + every_ms
 
     def _check(self, snapshot: GlobalSnapshot) -> None:
         if self._checked:
@@ -293,13 +295,6 @@ class LocalRun(Run):
         if cell is None:
             raise ConfigError(f"no process {name!r}", hint=f"There are: {names_of(self._cells)}.")
         return cell
-
-
-def _lost_with(process: str) -> IncompleteSnapshotError:
-    return IncompleteSnapshotError(
-        f"process {process!r} crashed while the snapshot was taken",
-        hint="The network went back to its last snapshot: take a new one.",
-    )
 
 
 class ItemQueue:

@@ -143,7 +143,10 @@ def _lines(plan: RestorePlan, colours: bool) -> Iterator[str]:
     yield from (f"  {reason}" for reason in report.reasons)
     yield f"  {_reading(plan.reading)}"
     yield ""
-    yield _conclusion(plan)
+    if plan.ok:
+        yield f"{plan.program} can begin from this snapshot{', without what is dropped' if report.warnings else ''}."
+    else:
+        yield f"{plan.program} CANNOT begin from this snapshot: {plural(len(report.all_reasons), 'reason')} above."
 
 
 def _row(step: StepReport) -> list[str]:
@@ -188,10 +191,3 @@ def _reading(reading: ReadingTime) -> str:
         "(files in this machine's memory\n  read faster than from disk); starting Spark and the workers, and filling "
         "tables, comes on top"
     )
-
-
-def _conclusion(plan: RestorePlan) -> str:
-    if plan.ok:
-        lost = ", without what is dropped" if plan.outlook.warnings else ""
-        return f"{plan.program} can begin from this snapshot{lost}."
-    return f"{plan.program} CANNOT begin from this snapshot: {plural(len(plan.outlook.all_reasons), 'reason')} above."

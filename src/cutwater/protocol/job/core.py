@@ -30,8 +30,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
@@ -57,8 +58,7 @@ from cutwater.protocol.job.restart_budget import RestartDecider
 from cutwater.protocol.protocols import CheckpointKind, FailureReason
 
 
-@dataclass(frozen=True)
-class _ForRescale:
+class _ForRescale(msgspec.Struct, frozen=True):
     """The request for the checkpoint that a rescale goes on from."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import SendVerdict
@@ -14,8 +15,7 @@ from cutwater.protocol.job.recovery_scope import Region, Subtask
 from cutwater.protocol.protocols import CheckpointKind
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True):
     """A job at one parallelism, as its machines know it."""
 
     slots: int
@@ -23,7 +23,7 @@ class Topology:
     subtasks: frozenset[Subtask]
     sources: frozenset[Subtask] = frozenset()
     """Those that are triggered."""
-    loops: Mapping[int, frozenset[Hashable]] = field(default_factory=dict[int, frozenset[Hashable]])
+    loops: Mapping[int, frozenset[Hashable]] = {}
     """The subtasks of each loop, by its number."""
     regions: tuple[Region, ...] = ()
     """Parts of ``subtasks`` that can go back by themselves; none: only all together."""
@@ -31,8 +31,7 @@ class Topology:
     """Of each region, the numbers of those that go back with it (R3)."""
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(msgspec.Struct, frozen=True):
     """The request for the checkpoint that commits what was handed out before a savepoint."""
 
     request: Hashable

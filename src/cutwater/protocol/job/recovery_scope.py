@@ -13,7 +13,7 @@ A host that loses whole workers need not tell apart what it loses together: ``lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from cutwater.config import RecoveryName
@@ -183,14 +183,10 @@ def divide(
     if recovery == "upstream":
         both_ways = [pair for one, other in tied for pair in ((one, other), (other, one))]
         return Division(*lost_together(*units_of(everything, [*channels, *both_ways])), slots)
-    together = channels if recovery == "region" else _same_worker(everything)
-    return Division(regions_of(everything, [*together, *tied]), (), slots)
-
-
-def _same_worker(subtasks: Iterable[Subtask]) -> Iterator[tuple[Subtask, Subtask]]:
     first: dict[int, Subtask] = {}
-    for vertex, slot in sorted(subtasks):
-        yield first.setdefault(slot, (vertex, slot)), (vertex, slot)
+    of_one_worker = ((first.setdefault(slot, (vertex, slot)), (vertex, slot)) for vertex, slot in sorted(everything))
+    together = channels if recovery == "region" else of_one_worker
+    return Division(regions_of(everything, [*together, *tied]), (), slots)
 
 
 def partners(division: Division, recovery: RecoveryName, place: Place) -> frozenset[Place]:

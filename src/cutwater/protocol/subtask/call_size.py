@@ -210,8 +210,11 @@ class CallSize:
             return
         if self._calls == 1:
             return
-        self._want(self._best())
-        self.rows = self._probe_rows if self._is_probe else self._wanted
+        best = self._best()
+        if abs(best - self._wanted) * 16 > self._wanted or best == self._max_rows:  # else a small change: left alone
+            self._wanted = best
+        probe = max(min(MIN_PROBE_ROWS, self._max_rows), self._wanted // PROBE_SHARE)
+        self.rows = probe if self._is_probe else self._wanted
 
     @property
     def _is_probe(self) -> bool:
@@ -220,10 +223,6 @@ class CallSize:
         if calls % PROBE_EVERY and (calls > PROBE_EVERY or calls < 2 or calls & (calls - 1)):
             return False
         return self._wanted < self._max_rows or self.is_large
-
-    @property
-    def _probe_rows(self) -> int:
-        return max(min(MIN_PROBE_ROWS, self._max_rows), self._wanted // PROBE_SHARE)
 
     def _best(self) -> int:
         cost, budget = self.cost, self._budget_ms
@@ -240,8 +239,3 @@ class CallSize:
 
     def _within(self, rows: float) -> int:
         return int(max(self._min_rows, min(rows, self._max_rows)))
-
-    def _want(self, rows: int) -> None:
-        """Small changes are left alone, unless they lead to the most."""
-        if abs(rows - self._wanted) * 16 > self._wanted or rows == self._max_rows:
-            self._wanted = rows

@@ -294,9 +294,6 @@ class SnapshotParts(msgspec.Struct, frozen=True, tag="snapshot_parts"):
     parts: list[ProcessPart]
 
 
-NetworkToWorker = NetworkDeploy | SnapshotTrigger | SnapshotAbort
-
-
 class CopyPlaces(msgspec.Struct, frozen=True, tag="places"):
     """Holders of copies of snapshots, and their addresses; sent to all workers before some of them build something."""
 
@@ -481,7 +478,9 @@ ToWorker = (
     | Reset
     | PeersReset
     | Stop
-    | NetworkToWorker
+    | NetworkDeploy
+    | SnapshotTrigger
+    | SnapshotAbort
 )
 
 FromWorker = (

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from cutwater.runtime.driver.publisher import Publisher
 
 
-@dataclass(frozen=True)
-class Successor:
+class Successor(msgspec.Struct, frozen=True):
     """The fork that a job is handed over to."""
 
     directory: str
@@ -163,8 +162,7 @@ _PATIENCE = 20
 """So many looks in a row may fail before the user hears of it."""
 
 
-@dataclass(frozen=True)
-class Lead:
+class Lead(msgspec.Struct, frozen=True):
     """The leader's progress."""
 
     checkpoint_id: int

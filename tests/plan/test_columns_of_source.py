@@ -10,17 +10,21 @@ import pytest
 
 import cutwater as cw
 from cutwater.api.streams.stream import Stream
-from cutwater.plan.planner import columns_of_source, make_plan
+from cutwater.plan.graph import PhysicalPlan, Vertex
+from cutwater.plan.planner import columns_of_source, make_plan, may_read_dictionaries
 
 SCHEMA = "at timestamp, k string, kind string, n long, more string"
 
 
-def columns(make: Callable[[Stream], Any]) -> set[str] | None:
+def planned(make: Callable[[Stream], Any]) -> tuple[PhysicalPlan, Vertex]:
     flow = cw.Dataflow("columns")
     make(flow.read("rows", cw.memory([], schema=SCHEMA), event_time="at", out_of_order="1s"))
     plan = make_plan(flow.graph, 2)
-    vertex = next(v for v in plan.vertices if v.steps[0] == "rows")
-    found = columns_of_source(plan, vertex)
+    return plan, next(v for v in plan.vertices if v.steps[0] == "rows")
+
+
+def columns(make: Callable[[Stream], Any]) -> set[str] | None:
+    found = columns_of_source(*planned(make))
     return None if found is None else set(found)
 
 
@@ -48,3 +52,24 @@ def both(stream: Stream) -> Any:
 )
 def test_columns_that_are_read(make: Callable[[Stream], Any], expected: set[str] | None):
     assert columns(make) == expected
+
+
+def aside(stream: Stream) -> Any:
+    windows(stream)
+    return stream.key_by("k").aggregate("total", n=cw.count()).write("more", cw.console())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (windows, True),
+        (lambda s: s.select("few", "k").write("out", cw.console()), True),
+        (aside, False),
+        (lambda s: s.write("out", cw.console()), False),
+        (lambda s: s.map_batches("same", lambda batches: batches, schema=SCHEMA).write("out", cw.console()), False),
+        (lambda s: s.key_by("k").aggregate("total", n=cw.count()).write("out", cw.console()), False),
+    ],
+)
+def test_texts_may_come_as_dictionaries_where_expressions_take_them(make: Callable[[Stream], Any], expected: bool):
+    plan, vertex = planned(make)
+    assert may_read_dictionaries(plan, vertex) is expected

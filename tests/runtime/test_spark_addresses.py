@@ -9,5 +9,5 @@ from cutwater.runtime.spark_host import SparkHost
 
 
 def test_in_local_mode_everything_listens_on_loopback() -> None:
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]"))
-    assert SparkHost(spark, "job", lambda slot, error: None).address == "127.0.0.1"
+    context: Any = SimpleNamespace(master="local[4]")
+    assert SparkHost(context, "job", lambda slot, error: None).address == "127.0.0.1"

@@ -28,8 +28,8 @@ class Stuck:
 def test_join_waits_no_longer_for_many_workers_than_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(spark_host, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    session: Any = SimpleNamespace(sparkContext=None)
-    host = SparkHost(session, "job", lambda slot, error: None)
+    context: Any = SimpleNamespace()
+    host = SparkHost(context, "job", lambda slot, error: None)
     host._threads = [Stuck(clock) for _ in range(8)]  # type: ignore[misc]
     assert not host.join(5.0)
     assert clock[0] == 105.0
@@ -50,9 +50,9 @@ def test_join_waits_no_longer_for_many_workers_than_for_one(monkeypatch: pytest.
 )
 def test_only_a_local_master_means_loopback(master: str, address: str) -> None:
     """A tunnel or a proxy on this machine says nothing about where executors run."""
-    context = SimpleNamespace(master=master, getConf=lambda: {"spark.driver.host": "10.1.2.3"})
+    context: Any = SimpleNamespace(master=master, getConf=lambda: {"spark.driver.host": "10.1.2.3"})
     session: Any = SimpleNamespace(sparkContext=context)
-    assert SparkHost(session, "job", lambda slot, error: None).address == address
+    assert SparkHost(context, "job", lambda slot, error: None).address == address
     assert spark_host.master_of(session) == master
 
 
@@ -67,9 +67,8 @@ def test_a_start_without_a_session_and_one_with_connect_are_not_asked_for_a_mast
 
 
 def test_without_an_address_of_its_own_a_driver_is_found_on_loopback_and_nowhere_else() -> None:
-    context = SimpleNamespace(master="yarn", getConf=dict)
-    session: Any = SimpleNamespace(sparkContext=context)
-    assert SparkHost(session, "job", lambda slot, error: None).address == "127.0.0.1"
+    context: Any = SimpleNamespace(master="yarn", getConf=dict)
+    assert SparkHost(context, "job", lambda slot, error: None).address == "127.0.0.1"
     assert SparkHost(None, "job", lambda slot, error: None).address == "127.0.0.1"
 
 

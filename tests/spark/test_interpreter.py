@@ -89,22 +89,23 @@ def test_a_link_to_the_base_python_is_another_environment(tmp_path: Path) -> Non
         check_interpreter(str(link))
 
 
-class FakeSession:
-    """As far as the check looks at a session."""
+class FakeContext:
+    """As far as the check looks at a context."""
 
-    __module__ = "pyspark.sql.session"
+    __module__ = "pyspark.core.context"
 
     def __init__(self, master: str, python: str, files: str = "") -> None:
         conf = SimpleNamespace(get=lambda name, default: files or default)
-        self.sparkContext = SimpleNamespace(master=master, pythonExec=python, _python_includes=[], getConf=lambda: conf)
+        self.master, self.pythonExec, self._python_includes = master, python, list[str]()
+        self.getConf = lambda: conf
 
 
 @pytest.mark.parametrize("master", ["local[4]", "local-cluster[2,1,1024]"])
 def test_a_session_on_this_machine_is_checked(master: str) -> None:
     with pytest.raises(ConfigError, match="'no-such-python', which is not there"):
-        require_interpreter(FakeSession(master, "no-such-python"))
+        require_interpreter(FakeContext(master, "no-such-python"))
 
 
 def test_on_other_machines_the_path_is_theirs_and_no_session_is_no_problem() -> None:
-    require_interpreter(FakeSession("spark://elsewhere:7077", "/opt/theirs/python"))
+    require_interpreter(FakeContext("spark://elsewhere:7077", "/opt/theirs/python"))
     require_interpreter(None)

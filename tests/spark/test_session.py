@@ -103,18 +103,18 @@ def test_only_a_session_of_this_machine_is_bound_to_loopback(
     class EnoughError(Exception):
         pass
 
-    asked: list[tuple[dict[str, str], bool]] = []
+    asked: list[dict[str, str]] = []
 
-    def launch(settings: dict[str, str], *, local: bool) -> None:
-        asked.append((settings, local))
+    def launch(settings: dict[str, str]) -> None:
+        asked.append(settings)
         raise EnoughError
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setattr(session, "_launch", launch)
+    monkeypatch.setattr(session, "active_context", lambda: None)
     monkeypatch.setattr(session, "ensure_java", lambda: None)
     with pytest.raises(EnoughError):
         session.session(master=master)
-    ((settings, local),) = asked
-    assert local is loopback
+    (settings,) = asked
     assert ("spark.driver.host" in settings) is loopback
     assert ("spark.driver.bindAddress" in settings) is loopback

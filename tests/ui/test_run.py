@@ -127,10 +127,10 @@ def test_a_job_that_has_finished_is_told_so_before_spark_is_started(
     log.begin_attempt("here:1")
     log.append(JobFinished(1, 1, 1_000))
 
-    def session(*_: object, **__: object) -> None:
+    def start_context(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(run_module, "session", session)
+    monkeypatch.setattr(run_module, "start_context", start_context)
     code, out, err = run_main(capfd, "run", program, "--checkpoint", tmp_path / "chk")
     assert code == 0
     assert "had finished already: nothing was run. To run it again, give another job name" in " ".join(
@@ -152,13 +152,13 @@ def test_a_start_says_that_it_waits_for_another_driver_and_takes_over_if_told_to
     """The command line has its own way of showing warnings, so what is logged must come to it."""
 
     class Flow:
-        def start(self, spark, **settings):
+        def start(self, **settings):
             logging.getLogger("cutwater.lease").warning("job %r: its driver gives no sign of life", "job")
             self.settings = settings
 
     flow, view = Flow(), NotedView()
     options = RunOptions("x.py", checkpoint="chk", takeover=takeover)
-    run_module.begin(flow, None, options, view)
+    run_module.begin(flow, options, view)
     assert flow.settings["takeover"] is takeover
     assert view.notes == ["job 'job': its driver gives no sign of life"]
     assert not any(type(h) is logging.Handler for h in logging.getLogger("cutwater.lease").handlers)

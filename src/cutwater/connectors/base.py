@@ -319,13 +319,13 @@ class SourceHooks:
             raise BuildError(f"a {kind} has no bad rows to divert", hint="Leave bad_rows out.")
         return own(bad_rows)
 
-    def reading(self, columns: frozenset[str] | None) -> Source:
+    def reading(self, columns: frozenset[str] | None, *, dictionaries: bool) -> Source:
         """The source where nobody reads other columns than these (``None``: all): those may be null.
 
-        By default it is the source itself.
+        With ``dictionaries`` texts may come as such.  By default it is the source itself.
         """
         own = getattr(self.source, "reading", None)
-        return self.source if own is None or columns is None else own(columns)
+        return self.source if own is None else own(columns, dictionaries=dictionaries)
 
     @property
     def earliest_time(self) -> Callable[[Split, str, int], int | None] | None:

@@ -201,6 +201,8 @@ class OperatorSpec(ABC):
     repeatable: ClassVar[bool] = False
     """True: given the same state, rows and choices, an operator that is made anew sends the same rows under the same
     numbers (R0).  Recovery of a part of a job relies on it (R3, R4)."""
+    takes_dictionaries: ClassVar[bool] = False
+    """True: texts of its input may come as dictionaries, whatever the schema says."""
     ends_chain: ClassVar[bool] = False
     """True: its rows leave the chain in any case, because it keeps some back, and watermarks behind them."""
 

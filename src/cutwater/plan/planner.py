@@ -254,6 +254,14 @@ def columns_of_source(plan: PhysicalPlan, vertex: Vertex) -> frozenset[str] | No
     return None
 
 
+def may_read_dictionaries(plan: PhysicalPlan, vertex: Vertex) -> bool:
+    """Whether all steps that take the rows of the vertex's read step take texts as dictionaries."""
+    leaves = any(edge.source_step == vertex.steps[0] and edge.source_output == 0 for edge in plan.edges)
+    readers = [vertex.steps[link.target] for link in vertex.links if link.source == 0 and link.output == 0]
+    operators = [plan.steps[reader].operator for reader in readers]
+    return not leaves and all(operator is not None and operator.takes_dictionaries for operator in operators)
+
+
 def _columns_taken(
     plan: PhysicalPlan, vertex: Vertex, position: int, wanted: Sequence[frozenset[str] | None]
 ) -> frozenset[str] | None:

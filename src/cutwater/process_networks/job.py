@@ -34,6 +34,7 @@ from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.worker.worker import SlotArgs
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from cutwater.runtime.worker.tracing import PartFile
@@ -75,9 +76,9 @@ class NetworkJob(Run):
         every_ms = parse_duration_ms(snapshot_every, name="snapshot_every") if snapshot_every is not None else None
         if checkpoint is not None and every_ms is None:
             raise ConfigError("checkpoint= says where, but not how often", hint="Give snapshot_every='10s' too.")
-        from cutwater.spark.session import usable_session
+        from cutwater.spark.session import usable_context
 
-        live = usable_session(spark, workers)
+        live = usable_context(spark, workers)
         store = NetworkStore(checkpoint, network.name) if checkpoint is not None else None
         self.uid = uuid.uuid4().hex
         self._condition = threading.Condition()
@@ -213,7 +214,7 @@ class NetworkCoordinator(Duties):
     Args:
         job: the user's handle.
         config: settings; ``parallelism`` is the number of workers.
-        spark: where the workers run.
+        context: where the workers run.
         placement: process -> slot.
         every_ms: pause between periodic snapshots; None: none are taken.
         store: where they are kept; None: in memory only.
@@ -223,7 +224,7 @@ class NetworkCoordinator(Duties):
         self,
         job: NetworkJob,
         config: JobConfig,
-        spark: SparkSession,
+        context: SparkContext,
         *,
         placement: dict[str, int],
         seed: int,
@@ -251,7 +252,7 @@ class NetworkCoordinator(Duties):
             self,
             self.name,
             config,
-            lambda on_end: SparkHost(spark, group, on_end),
+            lambda on_end: SparkHost(context, group, on_end),
             self,
             topology=topology,
             rescaler=rescaler,

@@ -10,6 +10,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
+from pathlib import Path
+
+
+def prefer_installed_spark() -> None:
+    """Take PySpark from where pip put it, if Spark's archives of the same installation come first on the path.
+
+    They hold sources only: each start compiles them again, and each task reads their directories anew.
+    """
+
+    def is_installed_beside(entry: str) -> bool:
+        path = Path(entry)
+        package = path.parents[2] if len(path.parts) > 3 else path
+        return (
+            path.suffix == ".zip"
+            and path.parts[-4:-1] == ("pyspark", "python", "lib")
+            and str(package.parent) in sys.path
+        )
+
+    sys.path[:] = [entry for entry in sys.path if not is_installed_beside(entry)]
 
 
 def preload() -> None:
@@ -30,6 +50,7 @@ def preload() -> None:
 
 
 if __name__ == "__main__":
+    prefer_installed_spark()
     preload()
     from pyspark.daemon import manager
 

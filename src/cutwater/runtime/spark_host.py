@@ -20,12 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
     from cutwater.runtime.worker.worker import SlotArgs
 
@@ -40,7 +38,7 @@ _PACKING = threading.Lock()
 """Each slot has a thread, and what a program refers to (compiled functions, say) may not bear being packed by two."""
 
 
-def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _slot_function(args: SlotArgs) -> Callable[[Iterable[int]], Iterator[str]]:
     """The task that Spark runs in a slot.
 
     The program is bytes in the closure and loaded here: a module that the workers do not have is then an answer that
@@ -64,7 +62,7 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
         ) from e
     failed = _FAILED
 
-    def slot(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def slot(_: Iterable[int]) -> Iterator[str]:
         # One loop thread per worker feeds Polars small batches: a pool of its own per worker only takes cores away.
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
         gc.disable()  # nothing that is imported becomes garbage
@@ -78,10 +76,7 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
             run = partial(str, f"{failed}{type(e).__name__}: {e}")
         finally:
             gc.enable()
-        status = run()
-        for _ in batches:  # Spark expects its input to be consumed
-            pass
-        yield pa.RecordBatch.from_pylist([{"status": status}])
+        yield run()
 
     return slot
 
@@ -116,14 +111,16 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
-def master_of(spark: object) -> str:
-    """The Spark master of a session; of ``None``, of the session that a start without one goes on with or makes."""
-    if spark is None and "pyspark.sql" in sys.modules:
-        from pyspark.sql import SparkSession
+def active_context() -> SparkContext | None:
+    """The Spark context of this process, if there is one."""
+    spark = sys.modules.get("pyspark")
+    return None if spark is None else spark.SparkContext._active_spark_context
 
-        spark = SparkSession.getActiveSession()
+
+def master_of(spark: object) -> str:
+    """The Spark master of a session; of ``None``, of the context that a start without one goes on with or makes."""
     try:
-        context: Any = getattr(spark, "sparkContext", None)
+        context: Any = active_context() if spark is None else getattr(spark, "sparkContext", None)
     except Exception:  # a Connect session has none, and is refused later
         context = None
     return "local" if context is None else str(context.master)
@@ -133,19 +130,18 @@ class SparkHost:
     """Submits and cancels the workers of one job.
 
     Args:
-        spark: a classic session; ``None``: the job has finished, no worker will be launched.
+        context: where the workers run; ``None``: the job has finished, no worker will be launched.
         group: unique name of the job; Spark's UI shows it as job group and description.
         on_end: called from a thread when a slot's Spark job ended, with the error if it failed.
     """
 
     def __init__(
-        self, spark: SparkSession | None, group: str, on_end: Callable[[int, BaseException | None], None]
+        self, context: SparkContext | None, group: str, on_end: Callable[[int, BaseException | None], None]
     ) -> None:
-        self._spark = spark
         self._group = group
         self._on_end = on_end
         self._threads: list[threading.Thread] = []
-        self._context: Any = None if spark is None else spark.sparkContext
+        self._context: Any = context
 
     def launch(self, slot: int, args: SlotArgs) -> None:
         """Submit the Spark job of a slot; returns at once."""
@@ -190,7 +186,7 @@ class SparkHost:
     @property
     def address(self) -> str:
         """Address of the driver for workers: loopback if everything runs on this machine."""
-        if self._spark is None or is_local(str(self._context.master)):
+        if self._context is None or is_local(str(self._context.master)):
             return "127.0.0.1"
         return str(self._context.getConf().get("spark.driver.host", "127.0.0.1"))
 
@@ -202,9 +198,8 @@ class SparkHost:
         try:
             self._context.setJobGroup(self._group, f"{self._group} worker {slot}", interruptOnCancel=False)
             self._context.addJobTag(self._tag(slot))
-            assert self._spark is not None
-            frame = self._spark.range(0, 1, 1, 1).mapInArrow(_slot_function(args), "status string")
-            status = frame.collect()[0][0]
+            # No query: the first one of a session takes seconds for what a job of Spark's core does without.
+            status: str = self._context.parallelize(range(1), 1).mapPartitions(_slot_function(args)).collect()[0]
             if status.startswith(_FAILED):
                 error = RuntimeError(status.removeprefix(_FAILED))
         except BaseException as e:  # whatever ended the job, the coordinator must hear of it

@@ -13,7 +13,8 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Teach a session ``spark.read.format("cutwater")`` and ``df.write.format("cutwater")``.
 
-    Sessions that Cutwater makes know both.  The setting ``spark.sql.python.filterPushdown.enabled`` is switched on.
+    Sessions find them by themselves where Cutwater is installed (``pyspark_cutwater``).  The setting
+    ``spark.sql.python.filterPushdown.enabled`` is switched on.
     """
     from cutwater.spark.snapshot_source import SnapshotSource
 

@@ -11,13 +11,13 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
-from cutwater.runtime.spark_host import is_local
-from cutwater.spark import register
+from cutwater.runtime.spark_host import active_context, is_local
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
@@ -54,46 +54,67 @@ def session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    builder = SparkSession.builder
+    if active_context() is None:
+        start_context(parallelism, master=master, name=name, conf=conf)  # its sessions have its settings
+    else:
+        for key, value in _settings(parallelism, master, name, conf).items():
+            builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def start_context(
+    parallelism: int = 2,
+    *,
+    master: str | None = None,
+    name: str = "cutwater",
+    conf: dict[str, str] | None = None,
+) -> SparkContext:
+    """Spark tuned for long-lived workers, without a session, which a job does not need and which takes seconds.
+
+    Without the noise of a healthy start; real errors come through.  Arguments and errors are those of ``session``.
+    """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
+    return _launch(_settings(parallelism, master, name, conf))
+
+
+def _launch(settings: dict[str, str]) -> SparkContext:
+    """Start the Java process, if there is none, and its Spark context."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    gateway: Any = SparkContext._gateway  # pyright: ignore[reportPrivateUsage]
+    runs = gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+    spark_conf = SparkConf(loadDefaults=runs)
+    for key, value in settings.items():
+        spark_conf.set(key, value)
+    if not runs:
+        if is_local(settings["spark.master"]):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        gateway = launch_gateway(spark_conf, {"stderr": subprocess.PIPE})
+        # The error stream of this moment, which a caller may have redirected.
+        own = os.fdopen(os.dup(2), "wb", buffering=0)
+        pass_on = threading.Thread(target=_pass_on, args=(gateway.proc.stderr, own), name="cutwater-java-errors")
+        pass_on.daemon = True
+        pass_on.start()
+    return SparkContext(conf=spark_conf, gateway=gateway)
+
+
+def _settings(parallelism: int, master: str | None, name: str, conf: dict[str, str] | None) -> dict[str, str]:
+    return {
         "spark.app.name": name,
         "spark.master": master or f"local[{parallelism + 2},10000]",
         "spark.task.maxFailures": "10000",
         "spark.python.daemon.module": "cutwater.runtime.daemon",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         **(_LOOPBACK if master is None or is_local(master) else {}),
         **(conf or {}),
     }
-    _launch(settings, local=is_local(settings["spark.master"]))
-    builder = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    made = builder.getOrCreate()
-    register(made)
-    return made
-
-
-def _launch(settings: dict[str, str], *, local: bool) -> None:
-    """Start the Java process and its Spark context, without the noise of a healthy start; real errors come through."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-
-    gateway: Any = SparkContext._gateway  # pyright: ignore[reportPrivateUsage]
-    if gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    conf = SparkConf(loadDefaults=False)
-    for key, value in settings.items():
-        conf.set(key, value)
-    gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})
-    own = os.fdopen(os.dup(2), "wb", buffering=0)  # the error stream of this moment, which a caller may have redirected
-    threading.Thread(target=_pass_on, args=(gateway.proc.stderr, own), name="cutwater-java-errors", daemon=True).start()
-    SparkContext(conf=conf, gateway=gateway)
 
 
 def _pass_on(lines: Iterable[bytes], target: IO[bytes]) -> None:
@@ -103,16 +124,22 @@ def _pass_on(lines: Iterable[bytes], target: IO[bytes]) -> None:
             target.write(line)
 
 
-def usable_session(spark: SparkSession | None, parallelism: int) -> SparkSession:
-    """The user's session if it can host a job; without one, a local one that suits.
+def usable_context(spark: SparkSession | None, parallelism: int) -> SparkContext:
+    """The context of the user's session, or of the one that is active, if it can host a job; else one that suits.
 
     Raises:
         ConfigError: it is a Spark Connect session, or its workers would run on a Python that cannot be theirs.
     """
-    found = spark or session(parallelism)
-    require_classic(found)
-    require_interpreter(found)
-    return found
+    from pyspark.sql import SparkSession
+
+    found = spark or SparkSession.getActiveSession()
+    if found is not None:
+        require_classic(found)
+    context = active_context() if found is None else found.sparkContext
+    if context is None:
+        return start_context(parallelism)
+    require_interpreter(context)
+    return context
 
 
 def require_classic(spark: object) -> None:
@@ -185,15 +212,14 @@ _HINT = (
 )
 
 
-def require_interpreter(spark: object) -> None:
-    """Check the Python of a session's workers, where they run on this machine.
+def require_interpreter(context: Any) -> None:
+    """Check the Python of a context's workers, where they run on this machine.
 
     Raises:
         ConfigError: as ``check_interpreter``.
     """
-    if not type(spark).__module__.startswith("pyspark."):
+    if not type(context).__module__.startswith("pyspark."):
         return
-    context = cast(Any, spark).sparkContext
     if str(context.master).startswith("local"):
         files = context.getConf().get("spark.submit.pyFiles", "")
         check_interpreter(str(context.pythonExec), ships_files=bool(files or context._python_includes))

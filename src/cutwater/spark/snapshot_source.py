@@ -25,10 +25,11 @@ from pyspark.sql.types import StructType
 
 from cutwater.errors import ConfigError
 from cutwater.spark.snapshot_options import state_name
-from cutwater.state_reader.reader import Snapshot, chunks
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter, Filter
+
+    from cutwater.state_reader.reader import Snapshot
 
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _OPTIONS = ("path", "snapshot", "checkpoint", "state", "step", "columns", "raw", "base", "keyFile")
@@ -101,6 +102,8 @@ class SnapshotReader(DataSourceReader):
         snapshot, name = _open(self._options), state_name(self._options)
         if "key_group" not in snapshot.state(name).schema.names:
             return [InputPartition(None)]
+        from cutwater.state_reader.reader import chunks
+
         return [InputPartition((part.start, part.stop)) for part in chunks(snapshot.entries(name), self._groups)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -121,6 +124,8 @@ def _open(options: Mapping[str, str]) -> Snapshot:
     if not path:
         raise ConfigError("no snapshot is named", hint='Write .load("DIR/JOB@7").')
     checkpoint = options.get("checkpoint")
+    from cutwater.state_reader.reader import Snapshot  # kernels, which none of Spark's looks for its sources needs
+
     return Snapshot(f"{path}@{checkpoint}" if checkpoint else path, key_file=_key_file(options))
 
 

@@ -25,7 +25,7 @@ from cutwater.runtime.driver.preparing import has_finished
 from cutwater.runtime.settings import make_config
 from cutwater.runtime.spark_host import ship_by_value
 from cutwater.runtime.status.status import JobStatus
-from cutwater.spark.session import session
+from cutwater.spark.session import session, start_context
 from cutwater.storage.reading import resolve_snapshot
 from cutwater.storage.store.seal import seal_of
 from cutwater.ui.program import Program, load_program
@@ -85,46 +85,53 @@ def run_file(options: RunOptions, view: View) -> int:
         idle = options.checkpoint is not None and has_finished(
             options.checkpoint, options.name or flow.graph.name, config
         )
-        spark = None if idle else starter.session()  # who waits for Spark only to hear that there is nothing to do?
+        if not idle:  # who waits for Spark only to hear that there is nothing to do?
+            starter.context()
         interrupts = stack.enter_context(interrupts_counted())
-        job = begin(flow, spark, options, view)
+        job = begin(flow, options, view)
         return _exit_code(follow(job, view, interrupts), interrupts)
 
 
-def begin(flow: Dataflow, spark: Any, options: RunOptions, view: View) -> Job:
+def begin(flow: Dataflow, options: RunOptions, view: View) -> Job:
     """Start the job, or the fork, and show what it waits for."""
     name, checkpoint, restore = options.name, options.checkpoint, options.restore
-    settings = {**options.settings, **options.upgrade, "takeover": options.takeover}
+    settings: dict[str, Any] = {**options.settings, **options.upgrade, "takeover": options.takeover}
     with _said_by_the_lease(view):
         if options.fork:
-            return flow.fork(restore, spark, name=name or "", checkpoint=checkpoint, follow=options.follow, **settings)
+            return flow.fork(restore, name=name or "", checkpoint=checkpoint, follow=options.follow, **settings)
         claim = "claim" if options.claim else "no_claim"
-        return flow.start(spark, checkpoint=checkpoint, restore=restore, claim=claim, name=name, **settings)
+        return flow.start(checkpoint=checkpoint, restore=restore, claim=claim, name=name, **settings)
 
 
 @dataclass
 class SparkStarter:
-    """Starts the session when it is first wanted: by the user's function, or for the job."""
+    """Starts Spark when it is first wanted: by the user's function, which takes a session, or for the job."""
 
     program: Program
     options: RunOptions
     view: View
     parallelism: int
-    _spark: Any = None
+    _context: Any = None
 
-    def session(self) -> Any:
-        if self._spark is None:
+    def context(self) -> None:
+        """What a job needs."""
+        if self._context is None:
             master = self.options.master
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
             with nullcontext() if self.options.debug else spark_output(self.view.note):
-                self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
+                name = f"cutwater {self.program.path.name}"
+                self._context = start_context(self.parallelism, master=master, name=name)
             ship_by_value(self.program.path.parent, self.program.module)
-        return self._spark
+
+    def session(self) -> Any:
+        """For the user's function."""
+        self.context()
+        return session()
 
     def stop(self) -> None:
-        """End the session, if there is one."""
-        if self._spark is not None:
-            self._spark.stop()
+        """End Spark, if it was started."""
+        if self._context is not None:
+            self._context.stop()
 
 
 @contextmanager
@@ -273,9 +280,8 @@ def run_trial(options: RunOptions, given: dict[str, Any], view: View) -> None:
             told=view.note,
         )
         starter.parallelism = trial.parallelism
-        spark = starter.session()
-        stack.callback(spark.stop)
-        report = trial.run(spark)
+        stack.callback(starter.stop)
+        report = trial.run(starter.session())
     _show(report, given["as_json"])
     if report.verdict != "same":
         raise ChaosFailedError(_SAID[report.verdict], hint=_HINTS[report.verdict].format(folder=report.folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
@@ -43,6 +43,7 @@ def violating(times: list[int], bound: int) -> list[tuple[int, int]]:
     return rows
 
 
+@settings(deadline=None)  # the first call loads the kernel
 @given(times_lists, st.integers(0, 6), st.lists(st.integers(0, 30), max_size=8))
 def test_rule_W1_every_cut_of_the_input_gives_violating_rows_the_same_watermark(
     times: list[int], bound: int, ends: list[int]

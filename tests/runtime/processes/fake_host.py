@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from preloaded import work
@@ -98,7 +97,7 @@ class Cores:
 
 
 class FakeSpark:
-    """Stands for the session: how many cores there are, and the hosts made on it.
+    """Stands for the session and its context: how many cores there are, and the hosts made on it.
 
     Args:
         cores: tasks that can run at once.
@@ -108,7 +107,8 @@ class FakeSpark:
 
     def __init__(self, cores: int = 16, retries: int = 0, crash_log: Path | None = None) -> None:
         self.cores = Cores(cores)
-        self.sparkContext = SimpleNamespace(master="local[*]")
+        self.sparkContext = self
+        self.master = "local[*]"
         """Decides which scheduler a job has."""
         self.retries = retries
         self.crash_log = crash_log

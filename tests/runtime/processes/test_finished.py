@@ -33,12 +33,13 @@ def totals(*, of: object = None, doubled: bool = False, total: bool = False) -> 
 def no_session(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Once it is called there is real Spark, and it must not be started."""
 
-    def session(*_: object) -> None:
-        raise AssertionError("a session was started")
+    def no_spark(*_: object) -> None:
+        raise AssertionError("Spark was started")
 
     def begin() -> None:
         monkeypatch.setattr(job_module, "SparkHost", SparkHost)
-        monkeypatch.setattr(job_module, "session", session)
+        monkeypatch.setattr(job_module, "session", no_spark)
+        monkeypatch.setattr(job_module, "usable_context", no_spark)
 
     return begin
 

@@ -41,13 +41,14 @@ from cutwater.runtime.settings import make_config
 from cutwater.runtime.spark_host import SparkHost, is_local, master_of
 from cutwater.runtime.status.status import JobStatus
 from cutwater.runtime.transport.sockets import nothing
-from cutwater.spark.session import session, usable_session
+from cutwater.spark.session import session, usable_context
 from cutwater.storage.log_entries import Fork
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import absolute_uri, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from cutwater.api.flow import Dataflow
@@ -265,8 +266,8 @@ class Job:
     def result(self, step: str) -> DataFrame:
         """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
         directory = result_directory(self.plan, step)
-        self._spark = self._spark or session(self.plan.parallelism)  # a job that had finished was begun without one
-        return self._spark.read.parquet(directory)
+        spark = self._spark or session(self.plan.parallelism)
+        return spark.read.parquet(directory)
 
     def result_table(self, step: str) -> pa.Table:
         """Rows of a ``collect`` step of a finished job, as an Arrow table in this process."""
@@ -348,8 +349,8 @@ def start(
         plan = plan if publisher.parallelism == config.parallelism else replan(plan, publisher.parallelism)
         finished = publisher.log.state.finished
         lease = None if temporary or finished else _lease(store, publisher, turn, undo)
-        spark = None if finished and spark is None else usable_session(spark, plan.parallelism)
-        coordinator = _coordinator(plan, config, publisher, store, spark)
+        context = None if finished and spark is None else usable_context(spark, plan.parallelism)
+        coordinator = _coordinator(plan, config, publisher, store, context)
         undo.pop_all()
     coordinator.start()
     job = Job(coordinator, spark, graph, directory, temporary, lease)
@@ -367,10 +368,10 @@ def _lease(store: Store, publisher: Publisher, turn: Turn, undo: ExitStack) -> L
 
 
 def _coordinator(
-    plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, spark: SparkSession | None
+    plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, context: SparkContext | None
 ) -> Coordinator:
     guard = Guard(store.seal, config.file_access)
     plan = publisher.plan = prepare(plan, store, publisher.forks.fork, publisher.upgrade.step_ids, guard)
     sources = [] if publisher.log.state.finished else [s for s in plan.steps.values() if s.role == "source"]
-    host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
+    host = partial(SparkHost, context, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
     return Coordinator(plan, config, publisher, host, store=store, splits={s.id: discover(s) for s in sources})

@@ -46,6 +46,10 @@ class _OpenFile:
     def check(self) -> None:
         self.entry.check(self.stream.fileno())
 
+    def with_dictionaries(self, columns: list[str]) -> _OpenFile:
+        """The same file; texts of these columns come as dictionaries."""
+        return _OpenFile(self.entry, self.stream, _parquet(self.stream, self.parquet.metadata, columns))
+
     def close(self) -> None:
         self.parquet.close()
         self.stream.close()
@@ -56,11 +60,23 @@ def _open(entry: FileEntry) -> _OpenFile:
         raise DataError(f"{entry.path} is empty (0 bytes), not even a Parquet file without rows", hint=_TRUNCATED)
     stream = entry.open()
     try:
-        parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+        parquet = _parquet(stream)
     except (pa.ArrowException, OSError) as e:
         stream.close()
         raise DataError(f"{entry.path} is truncated or not a Parquet file: {e}", hint=_TRUNCATED) from e
     return _OpenFile(entry, stream, parquet)
+
+
+def _parquet(
+    stream: pa.OSFile, metadata: pq.FileMetaData | None = None, dictionaries: list[str] | None = None
+) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        stream,
+        metadata=metadata,
+        read_dictionary=dictionaries,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
 
 
 _PER_US = {"milliseconds": 1000, "microseconds": 1, "nanoseconds": Fraction(1, 1000)}
@@ -145,6 +161,17 @@ def earliest_by_statistics(split: Split, column: str) -> int | None:
         file.close()
 
 
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+_PLACE_BYTES = 3
+"""A text that does not lie in a dictionary takes four bytes for its length alone."""
+
+
+def _has_dictionaries(groups: list[pq.RowGroupMetaData], column: int) -> bool:
+    """Whether a column of texts lies in dictionaries, or nearly so.  Others would be hashed to come as such."""
+    chunks = [group.column(column) for group in groups if group.num_rows]
+    return all(c.has_dictionary_page and c.total_uncompressed_size < _PLACE_BYTES * c.num_values for c in chunks)
+
+
 def _compressed_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(c).total_compressed_size for c in range(group.num_columns))
 
@@ -163,14 +190,18 @@ class ParquetReader:
         origin: SchemaOrigin,
         divert: SourceContext | None,
         columns: frozenset[str] | None = None,
+        dictionaries: bool = False,
     ) -> None:
         self._schema, self._divert = schema, divert
-        self._read_schema, self._widened = only(schema, columns), Widened(schema)
         self._file = _open(FileEntry.from_data(split.data))
         try:
             self._check_columns(origin)
             metadata = self._file.parquet.metadata
             first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
+            self._read_schema = only(schema, columns)
+            if dictionaries:
+                self._read_dictionaries(range(first, last))
+            self._widened = Widened(self._schema)
             counts = np.array([metadata.row_group(g).num_rows for g in range(first, last)], dtype=np.int64)
             self._rows = int(counts.sum())
             self._first_row = sum(metadata.row_group(g).num_rows for g in range(first))
@@ -219,6 +250,22 @@ class ParquetReader:
         # With a given schema INT96 may also be read as it lies there, without zone: timestamp_ntz.
         found = plain_schema(self._file.parquet.schema_arrow) if origin.given else _with_instants(self._file)
         check_columns(self._file.entry.path, column_differences(found, self._schema, origin), origin)
+
+    def _read_dictionaries(self, groups: range) -> None:
+        """Have texts come as dictionaries where they lie so."""
+        metadata = self._file.parquet.metadata
+        places = {metadata.schema.column(c).path: c for c in range(metadata.num_columns)}
+        found = plain_schema(self._file.parquet.schema_arrow)
+        chunks = [metadata.row_group(g) for g in groups]
+        names = [
+            field.name
+            for field in self._read_schema
+            if field.type == found.field(field.name).type == pa.string()
+            and _has_dictionaries(chunks, places[field.name])
+        ]
+        if names:
+            self._file = self._file.with_dictionaries(names)
+            self._schema, self._read_schema = (_as_dictionaries(s, names) for s in (self._schema, self._read_schema))
 
     def _stream(self, groups: range) -> Iterator[pa.RecordBatch]:
         metadata = self._file.parquet.metadata
@@ -279,8 +326,18 @@ class ParquetReader:
             if isinstance(column, pa.ExtensionArray):
                 column = column.storage
             if not column.type.equals(field.type):
-                column = column.cast(field.type)
+                column = _as_dictionary(column) if field.type.equals(_DICTIONARY) else column.cast(field.type)
             if not field.nullable and column.null_count:
                 raise ValueError(f"column {field.name!r} is null and the schema says it is not")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self._read_schema)
+
+
+def _as_dictionaries(schema: pa.Schema, names: list[str]) -> pa.Schema:
+    return pa.schema([field.with_type(_DICTIONARY) if field.name in names else field for field in schema])
+
+
+def _as_dictionary(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Indices and values of the types of ``_DICTIONARY``."""
+    indices, values = column.indices.cast(_DICTIONARY.index_type), column.dictionary.cast(_DICTIONARY.value_type)
+    return pa.DictionaryArray.from_arrays(indices, values)

@@ -110,6 +110,7 @@ class FileSource:
         self._origin = SchemaOrigin("the given schema", given=schema is not None)
         self._checked = False
         self._read: frozenset[str] | None = None
+        self._dictionaries = False
         self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
@@ -162,10 +163,13 @@ class FileSource:
         copy.__dict__.update(self.__getstate__(), bad_rows=bad_rows)
         return copy
 
-    def reading(self, columns: frozenset[str]) -> FileSource:
-        """A copy of which nobody reads other columns than these: those are null, whatever the files say."""
+    def reading(self, columns: frozenset[str] | None, *, dictionaries: bool = False) -> FileSource:
+        """A copy of which nobody reads other columns than these: those are null, whatever the files say.
+
+        With ``dictionaries`` texts come as such where the files have them so.
+        """
         copy = FileSource.__new__(type(self))
-        copy.__dict__.update(self.__getstate__(), _read=columns)
+        copy.__dict__.update(self.__getstate__(), _read=columns, _dictionaries=dictionaries)
         return copy
 
     def discover(self) -> list[Split]:
@@ -196,8 +200,9 @@ class FileSource:
         schema = self.schema if self._schema is None else self._schema
         text = self._text(self._file_format(split.data["file"]))
         if text is None:
-            read = self._read if divert is None else None  # dead letters are whole rows
-            return ParquetReader(split, position, schema, self._origin, divert, read)
+            if divert is not None:  # dead letters are whole rows
+                return ParquetReader(split, position, schema, self._origin, divert)
+            return ParquetReader(split, position, schema, self._origin, None, self._read, self._dictionaries)
         return TextReader(split, position, schema, self._origin, text, divert, columns=self._read)
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -21,6 +23,8 @@ from cutwater.errors import BuildError, DataError
 if TYPE_CHECKING:
     import polars as pl
 
+_FEW = 4
+"""Where less than this part of the rows are kept, they are taken by their numbers."""
 MAX_SINGLE = 6
 """Up to so many expressions of a stage run one by one, more of them in one parallel ``select``."""
 
@@ -82,7 +86,10 @@ def arrow_type(name: str, dtype: pl.DataType) -> pa.DataType:
 
 
 class Column:
-    """A column of the batch at work, in Arrow and, once an expression reads it, in Polars."""
+    """A column of the batch at work, in Arrow and, once an expression reads it, in Polars.
+
+    A text may come as a dictionary (see ``OperatorSpec.takes_dictionaries``), and leaves as it is declared: ``plain``.
+    """
 
     __slots__ = ("_series", "arrow")
 
@@ -90,11 +97,15 @@ class Column:
         self.arrow = arrow
         self._series: pl.Series | None = None
 
+    @property
+    def plain(self) -> pa.Array:
+        return self.arrow.dictionary_decode() if isinstance(self.arrow, pa.DictionaryArray) else self.arrow
+
     def series(self, name: str) -> pl.Series:
         import polars as pl
 
         if self._series is None:
-            self._series = pl.Series(name, self.arrow)
+            self._series = pl.Series(name, self.plain)
         return self._series if self._series.name == name else self._series.alias(name)
 
 
@@ -104,7 +115,33 @@ Columns = dict[str, Column]
 def evaluate(exprs: Sequence[pl.Expr], roots: Sequence[str], columns: Columns) -> list[pl.Series]:
     import polars as pl
 
+    if len(roots) == 1 and (found := _by_value(exprs, roots[0], columns[roots[0]].arrow)) is not None:
+        values, places = found
+        return [series.gather(places) for series in values]
     return pl.DataFrame([columns[name].series(name) for name in roots]).select(*exprs).get_columns()
+
+
+def _by_value(
+    exprs: Sequence[pl.Expr], name: str, column: pa.Array
+) -> tuple[list[pl.Series], npt.NDArray[np.int64]] | None:
+    """Results for each value of a dictionary, and for null, and which of them each row has; ``None``: row by row.
+
+    Expressions are local to a row and repeatable, so that each value needs them once.  One that fails does so perhaps
+    for a value that no row has.
+    """
+    import polars as pl
+
+    if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) >= len(column) // 2:
+        return None
+    values = pa.concat_arrays([column.dictionary, pa.nulls(1, column.dictionary.type)])
+    try:
+        results = pl.DataFrame([pl.Series(name, values)]).select(*exprs).get_columns()
+    except (Exception, pl.exceptions.PanicException):
+        return None
+    if any(len(series) != len(values) for series in results):
+        return None
+    places = column.indices if column.null_count == 0 else column.indices.fill_null(len(values) - 1)
+    return results, np.asarray(places)
 
 
 @dataclass(frozen=True)
@@ -116,14 +153,26 @@ class Mask:
     live: tuple[str, ...] = ()
 
     def run(self, columns: Columns, rows: int) -> tuple[Columns, int]:
+        kept = self._kept(columns, rows)
+        count = int(np.count_nonzero(kept))
+        if count == rows:
+            return columns, rows
+        if count * _FEW < rows:
+            places = pa.array(np.flatnonzero(kept))
+            return {name: Column(columns[name].arrow.take(places)) for name in self.live}, count
+        mask = pa.array(kept)
+        return {name: Column(columns[name].arrow.filter(mask)) for name in self.live}, count
+
+    def _kept(self, columns: Columns, rows: int) -> npt.NDArray[np.bool_]:
+        if len(self.roots) == 1:
+            found = _by_value((self.expr,), self.roots[0], columns[self.roots[0]].arrow)
+            if found is not None:
+                (values,), places = found
+                return values.fill_null(False).to_numpy()[places]
         (kept,) = evaluate((self.expr,), self.roots, columns)
         if len(kept) != rows:
             kept = kept.new_from_index(0, rows)  # a constant predicate
-        count = int(kept.sum())
-        if count == rows:
-            return columns, rows
-        mask = kept.to_arrow()
-        return {name: Column(columns[name].arrow.filter(mask)) for name in self.live}, count
+        return (kept.fill_null(False) if kept.null_count() else kept).to_numpy()
 
     def prune(self, needed: set[str]) -> tuple[Operation, set[str]]:
         return Mask(self.expr, self.roots, tuple(sorted(needed))), needed | set(self.roots)
@@ -206,7 +255,7 @@ def run(operations: Sequence[Operation], batch: pa.RecordBatch, schema: pa.Schem
         columns, rows = operation.run(columns, rows)
         if rows == 0:
             return None
-    return pa.RecordBatch.from_arrays([columns[name].arrow for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays([columns[name].plain for name in schema.names], schema=schema)
 
 
 def first_failing(fails: Callable[[Any], bool], batch: pa.RecordBatch) -> int:

@@ -99,6 +99,7 @@ class ExpressionSpec(OneInputSpec):
     """
 
     repeatable = True
+    takes_dictionaries = True
 
     stages: tuple[Stage, ...]
     checked: bool = field(default=False, repr=False)

@@ -23,6 +23,7 @@ from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import Outputs
 from cutwater.plan.graph import Step
 from cutwater.protocol.subtask.source_times import SplitTimes, SubtaskTime, watermark_after
+from cutwater.runtime.chains.kernels import highest_in_bound
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
 from cutwater.storage.snapshot.manifest import SplitRecord
@@ -56,12 +57,15 @@ def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us:
     rows = len(times_us)
     if rows == 0:
         return [], [watermark_after(previous_max, bound_us)]
+    # Below this nothing can be violated; it also keeps the subtraction from wrapping round at the end of the range.
+    floor = MIN_WATERMARK + bound_us
+    highest, kept = highest_in_bound(times_us, previous_max, bound_us, floor)
+    if kept == rows:
+        return [], [watermark_after(int(highest), bound_us)]
     running = np.maximum.accumulate(times_us)
     before = np.empty(rows, dtype=np.int64)
     before[0] = previous_max
     np.maximum(running[:-1], previous_max, out=before[1:])
-    # Below this nothing can be violated; it also keeps the subtraction from wrapping round at the end of the range.
-    floor = MIN_WATERMARK + bound_us
     violating = np.flatnonzero((before > floor) & (times_us < np.maximum(before, floor) - bound_us))
     if len(violating):
         seen = before[violating]
@@ -115,12 +119,14 @@ class SourceRunner:
         subtask: number of this subtask.
         rate: rows per second for this subtask, or None.
         columns: those that somebody reads; ``None``: all.
+        dictionaries: texts may come as such.
     """
 
     plan_step: Step
     subtask: int
     rate: float | None = None
     columns: frozenset[str] | None = None
+    dictionaries: bool = False
     no_more: bool = False
     limit: StepLimit | None = None
     """Of a fork that follows its leader."""
@@ -151,7 +157,8 @@ class SourceRunner:
         self._event_time = cast("str | None", options.get("event_time"))
         times = frozenset() if self._event_time is None else {self._event_time}
         source = SourceHooks(cast(Source, self.plan_step.spec))
-        self.source = source.reading(None if self.columns is None else self.columns | times)
+        columns = None if self.columns is None else self.columns | times
+        self.source = source.reading(columns, dictionaries=self.dictionaries)
         self._bound_us = cast(int, options.get("out_of_order_us", 0))
         self._bad_rows = options.get("bad_rows", "fail")
         self._schema = self.plan_step.outputs[0].schema

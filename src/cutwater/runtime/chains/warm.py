@@ -18,6 +18,7 @@ from cutwater.operators.aggregate.accumulators import Aggregate, aggregate_funct
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.runtime.chains.source_runner import watermark_cuts
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.state.growing_array import GrowingArray, gather, populate
 from cutwater.state.kernels import cache_directory
@@ -114,11 +115,12 @@ def warm_up() -> None:
 
 
 def _warm_up_texts(rows: pa.RecordBatch) -> None:
-    """Lines of JSON and CSV."""
+    """Lines of JSON and CSV, and their times."""
     columns = TextColumns(rows.schema, rows.schema.names)
     columns.json(b'{"number":1}\n', 1, ignore=True)
     columns.csv(b",,,,,\n", 1, delimiter=",", quote='"')
     _ = find_newlines(b"\n")
+    watermark_cuts(rows.column("time").cast(pa.int64()).to_numpy(), 0, 0)
 
 
 def _warm_up_large_tables() -> None:

@@ -12,7 +12,7 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
-from cutwater.plan.planner import FusedNode, columns_of_source, fuse_links
+from cutwater.plan.planner import FusedNode, columns_of_source, fuse_links, may_read_dictionaries
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
 from cutwater.protocol.channel.sending import ReplayBuffer
@@ -270,7 +270,8 @@ class Wiring:
             return None
         rate = self._deploy.rates.get(step.id)
         if self._determinants is None:
-            runner = SourceRunner(step, self._slot, rate, columns_of_source(self._plan, vertex))
+            columns, dictionaries = columns_of_source(self._plan, vertex), may_read_dictionaries(self._plan, vertex)
+            runner = SourceRunner(step, self._slot, rate, columns, dictionaries)
         else:
             from cutwater.runtime.worker.recording import RecordingSource
 

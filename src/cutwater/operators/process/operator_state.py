@@ -181,7 +181,7 @@ class BroadcastState(OperatorState, MutableMapping[Any, Any]):
     >>> rules = BroadcastState("string", "long")
     >>> rules["limit"] = 3
     Traceback (most recent call last):
-    cutwater.errors.UserCodeError: broadcast state '' can be changed by broadcast rows only
+    cutwater.errors.UserCodeError: broadcast state '' can be changed by broadcast rows only. Change it ...
     >>> with rules.writable():
     ...     rules["limit"] = 3
     >>> dict(rules)

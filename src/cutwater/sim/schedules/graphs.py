@@ -256,7 +256,7 @@ class Plan:
         parallelism: of the steps that can be rescaled; 0: what each began with.
 
     >>> [len(Plan(WORLDS["four"].at(p), p, "job").graph.tasks) for p in (0, 1, 3)]
-    [4, 3, 7]
+    [4, 3, 9]
     """
 
     def __init__(self, graph: Graph, parallelism: int, recovery: RecoveryName) -> None:

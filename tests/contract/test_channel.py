@@ -809,15 +809,15 @@ def test_a_feedback_channel_takes_any_number_of_rows_and_few_stay_in_memory(
     for _ in range(300):
         out.offer(batch(out.next_row, chance.choice([1, 20, 50, 70])))
         assert not out.full
-        assert store.queued_bytes <= memory_bytes
+        assert store._bytes_in - store._bytes_out <= memory_bytes
         if chance.random() < 0.3 and inp.head() != EMPTY:
             taken.append(inp.take(37))
     out.flush()
     assert not list(tmp_path.iterdir()), "the files have no names"
     taken += pair.take_rows(out.next_row - len(numbers(taken)))
     assert numbers(taken) == list(range(out.next_row))
-    assert store.spilled_bytes > 20_000
-    assert store.queued_bytes == 0
+    assert store._file.stored_bytes > 20_000
+    assert store._bytes_in - store._bytes_out == 0
     for connection in pair.connections:
         connection.close()
 

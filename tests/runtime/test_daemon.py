@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from cutwater.runtime.daemon import prefer_installed_spark
+
 _CODE = """
 import resource, time
 from cutwater.runtime.daemon import preload
@@ -32,3 +36,15 @@ def test_memory_of_batches_is_not_given_back_between_them() -> None:
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False, env=own)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 300
+
+
+def test_the_installed_spark_is_taken_before_its_archive_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = "/venv/lib/python3.11/site-packages"
+    archives = [f"{site}/pyspark/python/lib/pyspark.zip", f"{site}/pyspark/python/lib/py4j-0.10.9.9-src.zip"]
+    mine = ["/work/more.zip", "/opt/spark/python/lib/pyspark.zip", site]
+    monkeypatch.setattr(sys, "path", [*archives, *mine])
+    prefer_installed_spark()
+    assert sys.path == mine
+    monkeypatch.setattr(sys, "path", archives)  # nothing is installed beside: they are all there is
+    prefer_installed_spark()
+    assert sys.path == archives

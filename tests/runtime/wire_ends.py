@@ -92,3 +92,8 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     until(lambda: set(threading.enumerate()) <= before)
+
+
+def guests(door: Any) -> int:
+    """Connections that are heard and not admitted yet."""
+    return len(door._strangers) + len(door._known)

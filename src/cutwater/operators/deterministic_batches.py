@@ -12,28 +12,28 @@ import pyarrow as pa
 from cutwater.data.rows import MAX_BATCH_ROWS, row_bytes
 from cutwater.operators.base import Outputs
 
-_PORTION_BYTES = 1 << 26
+_BATCH_BYTES = 1 << 26
 
 
 class DeterministicBatches:
     """Cuts a sequence of rows into batches; where they end does not depend on the batches in which the rows come.
 
-    >>> portions = DeterministicBatches(2)
-    >>> [[b.to_pydict()["n"] for _, b in portions.cut([(0, pa.record_batch({"n": [i, i]}))], last=i == 3)]
+    >>> batches = DeterministicBatches(2)
+    >>> [[b.to_pydict()["n"] for _, b in batches.cut([(0, pa.record_batch({"n": [i, i]}))], last=i == 3)]
     ...     for i in (1, 2, 3)]
     [[[1, 1]], [[2, 2]], [[3, 3]]]
-    >>> [b.num_rows for _, b in portions.cut([(0, pa.record_batch({"n": [1, 2, 3]}))], last=False)]
+    >>> [b.num_rows for _, b in batches.cut([(0, pa.record_batch({"n": [1, 2, 3]}))], last=False)]
     [2]
-    >>> [b.num_rows for _, b in portions.cut([], last=True)]
+    >>> [b.num_rows for _, b in batches.cut([], last=True)]
     [1]
 
     Args:
         rows: most rows of one batch.
-        portion_bytes: a batch ends with the row that reaches this size.
+        batch_bytes: a batch ends with the row that reaches this size.
     """
 
-    def __init__(self, rows: int = MAX_BATCH_ROWS, portion_bytes: int = _PORTION_BYTES) -> None:
-        self._rows, self._bytes = rows, portion_bytes
+    def __init__(self, rows: int = MAX_BATCH_ROWS, batch_bytes: int = _BATCH_BYTES) -> None:
+        self._rows, self._bytes = rows, batch_bytes
         self._held: list[pa.RecordBatch] = []
         self._held_rows = self._held_bytes = 0
 

@@ -35,7 +35,7 @@ class EmissionOrder:
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
-        self._portions = DeterministicBatches()
+        self._batches = DeterministicBatches()
         self._collecting = False
         self._sorted: Iterator[pa.RecordBatch] | None = None
 
@@ -79,4 +79,4 @@ class EmissionOrder:
                 self._sorted = None
             else:
                 outputs = [*outputs, (0, batch)]
-        return self._portions.cut(outputs, last=last and not self.pending)
+        return self._batches.cut(outputs, last=last and not self.pending)

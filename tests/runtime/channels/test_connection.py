@@ -297,7 +297,7 @@ def test_a_peer_that_is_gone_is_noticed_when_sending(ends: Ends) -> None:
     out = sending(connection, KEY, NUMBERS, batch_rows=10)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=1000)) + encode_header(Header(Kind.GOODBYE)))
-    until(lambda: connection.peer_left)
+    until(lambda: connection._peer_left)
     peer.close()
     sent = 0
     while not ends.lost and sent < 1000:
@@ -333,7 +333,7 @@ def test_a_polite_close_delivers_everything_and_nobody_is_lost(ends: Ends) -> No
     out.offer_end()
     closing = threading.Thread(target=left.close, args=(10.0,))
     closing.start()
-    until(lambda: right.peer_left)
+    until(lambda: right._peer_left)
     right.close(10.0)
     closing.join(20)
     assert values(inp) == list(range(400_000))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from wire_ends import NUMBERS, batch, receiving, sending, until
+from wire_ends import NUMBERS, batch, guests, receiving, sending, until
 
 from cutwater.errors import FencedError, WireError
 from cutwater.plan.graph import Channel
@@ -216,7 +216,7 @@ def test_a_stalled_stranger_is_hung_up_on_after_the_timeout(listening: Listening
     server = listening.server(timeout_s=0.1)
     assert hung_up(stranger(server))
     assert hung_up(stranger(server, b"CUTW"))
-    until(lambda: not server.guests)
+    until(lambda: not guests(server))
 
 
 def test_dribbling_bytes_does_not_extend_the_timeout(listening: Listening) -> None:
@@ -237,17 +237,17 @@ def test_who_knocked_and_says_no_more_is_hung_up_on_after_the_timeout(listening:
     sock = stranger(server, ClientHandshake(SECRET.reveal(), ME).start())
     until(lambda: len(server._known) == 1)
     assert hung_up(sock)
-    until(lambda: not server.guests)
+    until(lambda: not guests(server))
 
 
 def test_closing_leaves_no_port_no_thread_and_no_stranger(listening: Listening) -> None:
     server = listening.server(timeout_s=600)
     sock = stranger(server)
-    until(lambda: server.guests == 1)
+    until(lambda: guests(server) == 1)
     server.close()
     server.close()
     assert hung_up(sock)
-    assert not server.guests
+    assert not guests(server)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(server.address, timeout=1)
     with socket.create_server(server.address):
@@ -272,7 +272,7 @@ def test_a_failing_callback_hangs_up_and_the_server_lives_on(
 
     setattr(server, where, fail)
     connect(server.address, ME, SECRET).close()  # tries again where it was hung up on
-    until(lambda: not server.guests and "oops" in caplog.text)
+    until(lambda: not guests(server) and "oops" in caplog.text)
     connect(server.address, ME, SECRET).close()
     until(lambda: len(listening.accepted) == (2 if where == "_handshake" else 1))
 
@@ -287,7 +287,7 @@ def test_accepted_connections_outlive_the_server(listening: Listening) -> None:
         connection.start(lambda _, error: lost.append(error))
     closing = threading.Thread(target=left.close, args=(20.0,))
     closing.start()
-    until(lambda: listening.accepted[0].peer_left)
+    until(lambda: listening.accepted[0]._peer_left)
     listening.accepted[0].close()
     closing.join(20)
     assert not lost

@@ -126,7 +126,7 @@ class EnrichOperator(Operator):
         from cutwater.state.key_index import make_index
 
         super().open(ctx)
-        self._portions = DeterministicBatches() if ctx.repeatable else None
+        self._batches = DeterministicBatches() if ctx.repeatable else None
         table = self._spec.table.load()
         if table.schema != self._spec.table_schema:
             raise DataError(
@@ -185,7 +185,7 @@ class EnrichOperator(Operator):
 
     def resume(self) -> Outputs:
         outputs = self._next_rows()
-        return outputs if self._portions is None else self._portions.cut(outputs, last=not self.pending)
+        return outputs if self._batches is None else self._batches.cut(outputs, last=not self.pending)
 
     def _next_rows(self) -> Outputs:
         work = self._waiting
@@ -207,7 +207,7 @@ class EnrichOperator(Operator):
 
 
 class _Matches:
-    """The pairs that a slice makes, handed out in bounded portions: (row of the slice, number of its match)."""
+    """The pairs that a slice makes, handed out in bounded parts: (row of the slice, number of its match)."""
 
     def __init__(
         self, batch: pa.RecordBatch, gids: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], limit: int

@@ -43,7 +43,7 @@ class TwoSidedJoin(Operator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._backend = StateBackend(ctx)
-        self._portions = DeterministicBatches() if ctx.repeatable else None
+        self._batches = DeterministicBatches() if ctx.repeatable else None
         self._order = EmissionOrder.of(ctx, self._backend, self._joined_schema)
         self._clear()
         self._track()
@@ -92,9 +92,9 @@ class TwoSidedJoin(Operator):
         null = null_key_mask([batch.column(name) for name in self._keys[side]])
         return (batch, times) if null is None else _those(~null, batch, times)
 
-    def _portioned(self, outputs: Outputs) -> Outputs:
+    def _in_batches(self, outputs: Outputs) -> Outputs:
         """Joined rows in batches; where these end is not to change with a restore, if calls may have to be repeated."""
-        return outputs if self._portions is None else self._portions.cut(outputs, last=not self.pending)
+        return outputs if self._batches is None else self._batches.cut(outputs, last=not self.pending)
 
     # -- rows that wait for the watermark
 
@@ -125,7 +125,7 @@ class TwoSidedJoin(Operator):
 
     def resume(self) -> Outputs:
         outputs = self._next_rows()
-        return self._portioned(outputs) if self._order is None else self._order.give(outputs, last=not self._firing)
+        return self._in_batches(outputs) if self._order is None else self._order.give(outputs, last=not self._firing)
 
     # -- forgetting
 
@@ -227,7 +227,7 @@ class IntervalJoin(TwoSidedJoin):
         )
         if work.row == len(work.gids):
             self._waiting = None
-        return self._portioned([(0, self._joined(work, count))] if count else [])
+        return self._in_batches([(0, self._joined(work, count))] if count else [])
 
     def _joined(self, work: _Arrivals, count: int) -> pa.RecordBatch:
         came = work.batch.take(pa.array(self._pairs[0][:count])).columns
@@ -337,8 +337,8 @@ class AsOfJoin(TwoSidedJoin):
         if len(self._due) == 0:
             return []
         left, right = self._sides
-        portion = rows_per_batch(left.widest + right.widest)
-        rows, self._due = self._due[:portion], self._due[portion:]
+        part = rows_per_batch(left.widest + right.widest)
+        rows, self._due = self._due[:part], self._due[part:]
         versions = right.latest_at(left.gids[rows], left.times[rows], self._before.current)
         if self._spec.how == "inner":
             rows, versions = rows[versions >= 0], versions[versions >= 0]

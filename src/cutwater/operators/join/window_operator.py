@@ -184,8 +184,8 @@ class WindowJoin(TwoSidedJoin):
         if work is None:
             return []
         total = int(work.bounds[-1])
-        portion = rows_per_batch(sum(side.widest for side in self._sides))
-        numbers = np.arange(work.done, min(work.done + portion, total))
+        part = rows_per_batch(sum(side.widest for side in self._sides))
+        numbers = np.arange(work.done, min(work.done + part, total))
         work.done += len(numbers)
         entries = np.searchsorted(work.bounds, numbers, side="right") - 1
         if work.done == total:

@@ -170,11 +170,6 @@ class Connection:
         self._reader.join(JOIN_S)
         self._sock.close()
 
-    @property
-    def peer_left(self) -> bool:
-        """The peer closed in an orderly way."""
-        return self._peer_left
-
     # -- sending
 
     def _credit_giver(self, key: Channel) -> Callable[[int], None]:

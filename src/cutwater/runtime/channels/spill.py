@@ -134,16 +134,6 @@ class SpillingFrames:
     def left(self) -> None:
         self._bytes_out += self._sizes.popleft()
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of rows that wait in memory."""
-        return self._bytes_in - self._bytes_out
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes written to disk so far."""
-        return self._file.stored_bytes
-
 
 class KeptRows:
     """Encodes the rows that a ``ReplayBuffer`` keeps, in memory as far as they fit, beyond that in a file.
@@ -172,11 +162,6 @@ class KeptRows:
         # What is sent now need not be read from the file's pages.
         self._file = self._file or SpillFile()
         return Kept(rows._replace(body=body), _in_memory_of(rows, self._file.write(body)), 0)
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Written to disk so far."""
-        return self._file.stored_bytes if self._file is not None else 0
 
 
 def _in_memory_of(rows: Rows, body: pa.Buffer) -> Rows:

@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class SourceTime(msgspec.Struct, frozen=True, tag="source_time"):
-    """Time of a subtask of a read step (``protocol.checkpoint.step_times.SubtaskTime``)."""
+    """Time of a subtask of a read step (``protocol.subtask.source_times.SubtaskTime``)."""
 
     attempt: int
     region: int
@@ -57,7 +57,7 @@ class SourceTime(msgspec.Struct, frozen=True, tag="source_time"):
 
 
 class LoopReport(msgspec.Struct, frozen=True, array_like=True):
-    """View of a wave by a subtask in a loop (``protocol.checkpoint.loops.LoopReport``)."""
+    """View of a wave by a subtask in a loop (``protocol.subtask.host.LoopReport``)."""
 
     vertex: int
     subtask: int

@@ -93,11 +93,6 @@ class Door:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def guests(self) -> int:
-        """Connections that are heard and not admitted yet."""
-        return len(self._strangers) + len(self._known)
-
     def start(self) -> None:
         """Begin to listen."""
         self._thread.start()

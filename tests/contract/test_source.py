@@ -17,7 +17,7 @@ import pytest
 from pyspark import cloudpickle
 
 from cutwater.connectors.base import Source, Split
-from cutwater.connectors.files import parquet_reader
+from cutwater.connectors.files import listing
 from cutwater.connectors.files.source import FileSource
 from cutwater.connectors.generate import generate, rate
 from cutwater.connectors.memory import BAD, END, PAUSE, memory
@@ -156,7 +156,7 @@ SOURCES: list[Callable[[Path], Source]] = [
 
 @pytest.fixture(params=SOURCES, ids=lambda make: make.__name__.removesuffix("_source"))
 def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setattr(parquet_reader, "SPLIT_BYTES", 1000)
+    monkeypatch.setattr(listing, "SPLIT_BYTES", 1000)
     return request.param(tmp_path)
 
 

@@ -64,6 +64,13 @@ class Split(msgspec.Struct, frozen=True):
     data: Json = None
 
 
+PART_OF = "part_of"
+"""In ``Split.data``: the id of a split that is the whole of which this one is a part.
+
+A snapshot of an older version may know the whole: then the parts are read already, or will be, and are not dealt.
+"""
+
+
 class SourceContext(Protocol):
     """Services of the runtime for a reader."""
 

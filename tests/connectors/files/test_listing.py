@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutwater.connectors.files import parquet_reader
+from cutwater.connectors.files import listing, parquet_reader
 from cutwater.connectors.files.source import FileSource
 from cutwater.errors import BuildError, ConfigError, DataError
 
@@ -354,7 +354,7 @@ def test_a_parquet_file_with_damaged_pages_is_named_with_the_row(
 
 
 def test_a_big_parquet_file_is_shared_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_reader, "SPLIT_BYTES", 2000)
+    monkeypatch.setattr(listing, "SPLIT_BYTES", 2000)
     table = pa.table({"k": pa.array(range(1000), pa.int64())})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100, compression="none", use_dictionary=False)
     source = FileSource(tmp_path)

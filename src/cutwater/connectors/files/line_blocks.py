@@ -6,6 +6,7 @@ text.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.files import line_kernels
+from cutwater.connectors.files import line_kernels, listing
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.errors import DataError
 
@@ -63,7 +64,8 @@ class LineBlocks:
     Args:
         entry: the file as it was listed.
         offset: first byte to read (in the decompressed text), the start of a line.
-        line: number of that line, from 1.
+        line: number of that line in the range, from 1.
+        within: the range of bytes that is read, of whole rows; None: the file.
         quote: the quoting character of CSV; None: every newline ends a row.
         delimiter: the delimiter of CSV.
         spaces_are_blank: a line of nothing but white space is no row (an empty line never is).
@@ -80,6 +82,7 @@ class LineBlocks:
         offset: int = 0,
         line: int = 1,
         *,
+        within: tuple[int, int] | None = None,
         quote: str | None = None,
         delimiter: str = ",",
         spaces_are_blank: bool = False,
@@ -87,6 +90,8 @@ class LineBlocks:
         max_row_bytes: int = 1 << 28,
     ) -> None:
         self._entry, self._line = entry, line
+        self._first, self._end = within or (0, entry.size)
+        self._lines_before: int | None = 0 if self._first == 0 else None
         self._quote = quote.encode() if quote else None
         self._quoted_field = _quoted_field(quote, delimiter) if quote else None
         self._delimiter, self._spaces_are_blank = delimiter.encode(), spaces_are_blank
@@ -128,6 +133,14 @@ class LineBlocks:
             if len(block.starts):
                 return block
         return None
+
+    def number(self, line: int) -> int:
+        """Number in the file of a line of the range.  Reads what stands before the range, at the first call."""
+        if self._lines_before is None:
+            with self._entry.open() as file:
+                sizes = (min(1 << 20, self._first - at) for at in range(0, self._first, 1 << 20))
+                self._lines_before = sum(file.read(size).count(b"\n") for size in sizes)
+        return self._lines_before + line
 
     def _next(self) -> Block | None:
         data, self._rest = self._rest, b""
@@ -179,7 +192,7 @@ class LineBlocks:
 
     def _read(self, size: int) -> bytes:
         try:
-            data = self._stream.read(size)
+            data = self._stream.read(size if self._compressed else min(size, self._end - self._stream.tell()))
         except (OSError, pa.ArrowException) as e:
             self._entry.check(self._file.fileno())
             raise DataError(
@@ -190,7 +203,7 @@ class LineBlocks:
         if self._compressed:
             self._ended = len(data) < size
         else:
-            self._ended = self._stream.tell() >= self._entry.size
+            self._ended = self._stream.tell() >= self._end
         return data
 
     # ------------------------------------------------------------------------------------------------ row limits
@@ -233,8 +246,9 @@ class LineBlocks:
     def _too_long(self, data: bytes, newlines: Offsets) -> Block:
         if len(newlines):
             return self._unclosed(data, newlines)
+        line = self.number(self._line)
         raise DataError(
-            f"{self._entry.path} line {self._line}: longer than {self._max_row_bytes} bytes without an end",
+            f"{self._entry.path} line {line}: longer than {self._max_row_bytes} bytes without an end",
             hint="Is it a text file with one row per line?",
         )
 
@@ -272,6 +286,44 @@ class LineBlocks:
         self._offset += end
         self._line += passed
         return block
+
+
+def row_ranges(entry: FileEntry, quote: str | None) -> list[tuple[int, int]]:
+    """Ranges of bytes of about ``SPLIT_BYTES`` that hold whole rows; one of the whole file where they cannot be told.
+
+    That is so where it is compressed, and where it has quotes: a newline need not end a row there.
+
+    Raises:
+        DataError: the file is gone or was changed.
+    """
+    if entry.size <= listing.SPLIT_BYTES or compression_of(entry.path) is not None:
+        return [(0, entry.size)]
+    ends: list[int] = []
+    with entry.open() as file:
+        if quote is not None and _has(file, quote.encode()):
+            return [(0, entry.size)]
+        for target in range(listing.SPLIT_BYTES, entry.size, listing.SPLIT_BYTES):
+            if not ends or target > ends[-1]:
+                ends.append(_row_end(file, target))
+        entry.check(file.fileno())
+    ends = [end for end in ends if end < entry.size]
+    return list(itertools.pairwise([0, *ends, entry.size]))
+
+
+def _has(file: pa.OSFile, quote: bytes) -> bool:
+    file.seek(0)
+    return any(quote in data for data in iter(lambda: file.read(1 << 22), b""))
+
+
+def _row_end(file: pa.OSFile, offset: int) -> int:
+    """The place behind the first newline from an offset on; the end of the file if there is none."""
+    file.seek(offset)
+    for data in iter(lambda: file.read(1 << 16), b""):
+        found = data.find(b"\n")
+        if found >= 0:
+            return offset + found + 1
+        offset += len(data)
+    return offset
 
 
 def find_newlines(data: bytes) -> Offsets:

@@ -12,6 +12,11 @@ import pyarrow as pa
 from cutwater.connectors.base import Json
 from cutwater.errors import BuildError, DataError
 
+SPLIT_BYTES = 64 << 20
+"""A larger file is read in several splits, each of about this many bytes on disk.
+
+A constant and not a setting: ids and positions in snapshots depend on it.
+"""
 _HIDDEN_ENDS = (".tmp", ".crc", "._COPYING_")
 
 

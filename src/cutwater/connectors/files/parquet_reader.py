@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutwater.connectors.base import Json, SourceContext, Split
+from cutwater.connectors.files import listing
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import (
     SchemaOrigin,
@@ -27,11 +28,6 @@ from cutwater.connectors.files.schemas import (
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import DataError
 
-SPLIT_BYTES = 64 << 20
-"""A larger file is read in several splits of whole row groups, each of about this many bytes on disk.
-
-A constant and not a setting: ids and positions in snapshots depend on it.
-"""
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 65_536
 _MAX_RAW = 10_000
@@ -110,7 +106,7 @@ def parquet_splits(entry: FileEntry) -> list[Split]:
     Raises:
         DataError: a big file's footer cannot be read.
     """
-    if entry.size <= SPLIT_BYTES:
+    if entry.size <= listing.SPLIT_BYTES:
         return [Split(entry.path, entry.to_data())]
     file = _open(entry)
     try:
@@ -122,7 +118,7 @@ def parquet_splits(entry: FileEntry) -> list[Split]:
     first, total = 0, 0
     for group, size in enumerate(sizes):
         total += size
-        if total >= SPLIT_BYTES or group == len(sizes) - 1:
+        if total >= listing.SPLIT_BYTES or group == len(sizes) - 1:
             ranges.append((first, group + 1))
             first, total = group + 1, 0
     if len(ranges) < 2:

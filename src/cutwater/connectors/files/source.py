@@ -17,7 +17,7 @@ from cutwater.connectors.files.listing import FileEntry, absolute_paths, list_fi
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.files.schemas import SchemaOrigin
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
-from cutwater.connectors.files.text_reader import TextReader, first_block
+from cutwater.connectors.files.text_reader import TextReader, first_block, text_splits
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 
@@ -173,7 +173,7 @@ class FileSource:
         return copy
 
     def discover(self) -> list[Split]:
-        """One split per file, or several of a big Parquet file; sorted by path.
+        """One split per file, or several of a big one; sorted by path.
 
         Raises:
             BuildError: a path is gone.
@@ -245,8 +245,8 @@ class FileSource:
         known = self._known.get(entry.path)
         if known is None:
             entry = self._listed(entry)
-            file_format = self._file_format(entry.path)
-            splits = parquet_splits(entry) if file_format == "parquet" else [Split(entry.path, entry.to_data())]
+            text = self._text(self._file_format(entry.path))
+            splits = parquet_splits(entry) if text is None else text_splits(entry, text)
             self._known[entry.path] = (entry, splits)
             self._unsettled.pop(entry.path, None)
             return splits

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.base import Json, SourceContext, Split
-from cutwater.connectors.files.line_blocks import Block, LineBlocks
+from cutwater.connectors.base import PART_OF, Json, SourceContext, Split
+from cutwater.connectors.files.line_blocks import Block, LineBlocks, row_ranges
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import SchemaOrigin, Widened, check_columns, good_and_bad, name_differences, only
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
@@ -62,10 +62,32 @@ def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] |
     return start.names, block
 
 
-def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int) -> LineBlocks:
+def text_splits(entry: FileEntry, text: TextFormat) -> list[Split]:
+    """The whole file as one split, or ranges of bytes of a big one.
+
+    Raises:
+        DataError: a big file is gone or was changed.
+    """
+    ranges = row_ranges(entry, None if isinstance(text, JsonFormat) else text.quote)
+    if len(ranges) < 2:
+        return [Split(entry.path, entry.to_data())]
+    return [
+        Split(f"{entry.path}#{a}-{b}", {**entry.to_data(), PART_OF: entry.path, "bytes": [a, b]}) for a, b in ranges
+    ]
+
+
+def _lines(
+    entry: FileEntry,
+    text: TextFormat,
+    offset: int,
+    line: int,
+    block_bytes: int,
+    within: tuple[int, int] | None = None,
+) -> LineBlocks:
     if isinstance(text, JsonFormat):
-        return LineBlocks(entry, offset, line, spaces_are_blank=True, block_bytes=block_bytes)
-    return LineBlocks(entry, offset, line, quote=text.quote, delimiter=text.delimiter, block_bytes=block_bytes)
+        return LineBlocks(entry, offset, line, within=within, spaces_are_blank=True, block_bytes=block_bytes)
+    quote, delimiter = text.quote, text.delimiter
+    return LineBlocks(entry, offset, line, within=within, quote=quote, delimiter=delimiter, block_bytes=block_bytes)
 
 
 def _start(entry: FileEntry, text: TextFormat) -> _Start:
@@ -86,10 +108,11 @@ def _start(entry: FileEntry, text: TextFormat) -> _Start:
 
 
 class TextReader:
-    """Reads one file.  Position: ``{"offset": byte of the next line, "line": its number}``.
+    """Reads one file, or a range of it.  Position: ``{"offset": byte of the next line, "line": its number}``.
 
-    Offsets count in the decompressed text.  Rows that cannot be parsed fail with file and line, or are diverted; a
-    diverted row is handed over in the same call as the row before it, so that it is handed over once per replay, too.
+    Offsets count in the decompressed text, lines from the begin of the range.  Rows that cannot be parsed fail with
+    file and line, or are diverted; a diverted row is handed over in the same call as the row before it, so that it is
+    handed over once per replay, too.
     """
 
     def __init__(
@@ -107,8 +130,11 @@ class TextReader:
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
         start = _start(self._entry, text)
         self._names = self._column_names(start.names)
-        at = (start.offset, start.line) if position is None else (int(position["offset"]), int(position["line"]))
-        self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES)
+        first, end = split.data.get("bytes") or (0, self._entry.size)
+        at = (first, 1) if first else (start.offset, start.line)
+        if position is not None:
+            at = (int(position["offset"]), int(position["line"]))
+        self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES, (first, end))
         self._read_schema = only(schema, columns) if text.passes_over else schema
         """The columns that are parsed; the others are null."""
         self._widened = Widened(schema)
@@ -148,7 +174,8 @@ class TextReader:
 
     @property
     def origin(self) -> str:
-        return f"{self._entry.path} lines {self._last[0]} to {self._last[1]}"
+        first, last = map(self._lines.number, self._last)
+        return f"{self._entry.path} lines {first} to {last}"
 
     def close(self) -> None:
         self._parsed = None
@@ -186,7 +213,7 @@ class TextReader:
         numbers = np.concatenate([np.arange(r.start, r.stop) for r in good] or [np.empty(0, np.int64)])
         befores = np.searchsorted(numbers, [row for row, _ in bad])
         items = [
-            _Bad(int(before), int(block.lines[row]), reason, self._raw(block, row))
+            _Bad(int(before), self._lines.number(int(block.lines[row])), reason, self._raw(block, row))
             for before, (row, reason) in zip(befores, bad, strict=True)
         ]
         if len(batches) == 1:
@@ -218,8 +245,9 @@ class TextReader:
     def _error(self, block: Block, row: int, reason: str) -> DataError:
         raw = self._raw(block, row)
         shown = raw if len(raw) <= 200 else f"{raw[:200]}... ({len(raw)} characters)"
+        line = self._lines.number(int(block.lines[row]))
         return DataError(
-            f"{self._entry.path} line {block.lines[row]}: {reason} (schema from {self._origin.name}): {shown}",
+            f"{self._entry.path} line {line}: {reason} (schema from {self._origin.name}): {shown}",
             hint="Correct the row, give schema=..., or read with bad_rows='dead_letter' to divert such rows.",
         )
 

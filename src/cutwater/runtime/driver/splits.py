@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from cutwater.connectors.base import Source, SourceHooks, Split
+from cutwater.connectors.base import PART_OF, Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.recovery_scope import Region
@@ -206,7 +206,8 @@ class Enumerator:
         """Deal the splits not seen before, in order, to the subtasks with the fewest."""
         assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
         for split in splits:
-            if split.id in self._known:
+            whole = split.data.get(PART_OF) if isinstance(split.data, dict) else None
+            if split.id in self._known or whole in self._known:
                 continue
             self._known.add(split.id)
             target = min(range(self.parallelism), key=self._load.__getitem__)

@@ -205,9 +205,9 @@ def test_splits_together_hold_every_row_once(source: Source, request: pytest.Fix
         "bad_parquet": 45,
         "csv": [ROWS, 3, 0, 0, ROWS],
         "bad_csv": [21],
-        "json": [ROWS, ROWS],
-        "bad_json": [ROWS],
-        "several_blocks": [WIDE_ROWS],
+        "json": 2 * ROWS,
+        "bad_json": ROWS,
+        "several_blocks": WIDE_ROWS,
         "rate": 600,
         "memory": [ROWS, 0, ROWS, ROWS],
     }.get(request.node.callspec.id, ROWS)

@@ -41,7 +41,7 @@ def test_memory_of_batches_is_not_given_back_between_them() -> None:
 def test_the_installed_spark_is_taken_before_its_archive_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     site = "/venv/lib/python3.11/site-packages"
     archives = [f"{site}/pyspark/python/lib/pyspark.zip", f"{site}/pyspark/python/lib/py4j-0.10.9.9-src.zip"]
-    mine = ["/work/more.zip", "/opt/spark/python/lib/pyspark.zip", site]
+    mine = ["/data/more.zip", "/opt/spark/python/lib/pyspark.zip", site]
     monkeypatch.setattr(sys, "path", [*archives, *mine])
     prefer_installed_spark()
     assert sys.path == mine

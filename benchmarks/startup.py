@@ -75,12 +75,11 @@ def main() -> None:
     from cutwater.ui import cli, run
 
     marks.mark("imports in the driver: pyspark, polars, pyarrow, numba, cutwater")
-    marks.around(run, "session", before="program loaded and checked")
+    marks.around(run, "start_context", before="program loaded and checked")
     marks.around(pyspark.java_gateway, "launch_gateway", after="Spark's launcher and the Java process")
     marks.around(session, "_launch", after="SparkContext")
-    marks.around(run, "session", after="SparkSession")
     marks.around(WorkerGroup, "launch_all", after="job prepared")
-    marks.around(WorkerGroup, "joined", before="Spark's first query; daemon with imports and kernels; a worker")
+    marks.around(WorkerGroup, "joined", before="Spark's first job; daemon with imports and kernels; a worker")
     marks.around(StatusBoard, "running", after="all workers connected and restored")
     marks.around(StatusBoard, "ended", before="rows, final checkpoint, commit; workers gone")
     with tempfile.TemporaryDirectory() as folder:

@@ -332,7 +332,8 @@ class SourceHooks:
         With ``dictionaries`` texts may come as such.  By default it is the source itself.
         """
         own = getattr(self.source, "reading", None)
-        return self.source if own is None else own(columns, dictionaries=dictionaries)
+        wanted = columns is not None or dictionaries
+        return own(columns, dictionaries=dictionaries) if own is not None and wanted else self.source
 
     @property
     def earliest_time(self) -> Callable[[Split, str, int], int | None] | None:

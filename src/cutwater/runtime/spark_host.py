@@ -113,8 +113,8 @@ def is_local(master: str) -> bool:
 
 def active_context() -> SparkContext | None:
     """The Spark context of this process, if there is one."""
-    spark = sys.modules.get("pyspark")
-    return None if spark is None else spark.SparkContext._active_spark_context
+    kind = getattr(sys.modules.get("pyspark"), "SparkContext", None)  # a client for Connect alone has none
+    return None if kind is None else kind._active_spark_context
 
 
 def master_of(spark: object) -> str:

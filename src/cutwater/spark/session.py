@@ -24,6 +24,9 @@ _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
 
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_SQL_SETTINGS = {"spark.sql.python.filterPushdown.enabled": "true", "spark.sql.session.timeZone": "UTC"}
+_STARTING = threading.RLock()
+"""Of two threads that find no context, one starts it."""
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _NOISE = (
     "WARNING: Using incubator modules: jdk.incubator.vector",
@@ -55,12 +58,13 @@ def session(
     if active is not None:
         return active
     builder = SparkSession.builder
-    if active_context() is None:
-        start_context(parallelism, master=master, name=name, conf=conf)  # its sessions have its settings
-    else:
-        for key, value in _settings(parallelism, master, name, conf).items():
-            builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _STARTING:
+        if active_context() is None:
+            start_context(parallelism, master=master, name=name, conf=conf)  # its sessions have its settings
+        else:
+            for key, value in {**_SQL_SETTINGS, **(conf or {})}.items():
+                builder = builder.config(key, value)
+        return builder.getOrCreate()
 
 
 def start_context(
@@ -109,8 +113,7 @@ def _settings(parallelism: int, master: str | None, name: str, conf: dict[str, s
         "spark.python.daemon.module": "cutwater.runtime.daemon",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
+        **_SQL_SETTINGS,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         **(_LOOPBACK if master is None or is_local(master) else {}),
         **(conf or {}),
@@ -135,9 +138,10 @@ def usable_context(spark: SparkSession | None, parallelism: int) -> SparkContext
     found = spark or SparkSession.getActiveSession()
     if found is not None:
         require_classic(found)
-    context = active_context() if found is None else found.sparkContext
-    if context is None:
-        return start_context(parallelism)
+    with _STARTING:
+        context = active_context() if found is None else found.sparkContext
+        if context is None:
+            return start_context(parallelism)
     require_interpreter(context)
     return context
 

@@ -23,7 +23,7 @@ from cutwater.plan.planner import make_plan
 from cutwater.runtime.driver.lease import LEASE_LOGGER
 from cutwater.runtime.driver.preparing import has_finished
 from cutwater.runtime.settings import make_config
-from cutwater.runtime.spark_host import ship_by_value
+from cutwater.runtime.spark_host import active_context, ship_by_value
 from cutwater.runtime.status.status import JobStatus
 from cutwater.spark.session import session, start_context
 from cutwater.storage.reading import resolve_snapshot
@@ -114,8 +114,11 @@ class SparkStarter:
     _context: Any = None
 
     def context(self) -> None:
-        """What a job needs."""
-        if self._context is None:
+        """What a job needs; the program may have made it itself, or have stopped the one that it was given."""
+        found = active_context()
+        if found is not None:
+            self._context = found
+        else:
             master = self.options.master
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
             with nullcontext() if self.options.debug else spark_output(self.view.note):
@@ -124,7 +127,7 @@ class SparkStarter:
             ship_by_value(self.program.path.parent, self.program.module)
 
     def session(self) -> Any:
-        """For the user's function."""
+        """What a function of the user's may take."""
         self.context()
         return session()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cutwater.connectors.base import Split
-from cutwater.connectors.files import listing
+from cutwater.connectors.files import line_blocks, listing
 from cutwater.connectors.files.source import FileSource
 from cutwater.errors import DataError
 from cutwater.runtime.driver.splits import Enumerator
@@ -149,3 +149,58 @@ def test_a_file_that_shrinks_is_told_of(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(DataError, match="shrank"):
         read(source, splits[-1])
+
+
+def test_parts_that_are_known_are_not_read_again_as_a_whole(tmp_path: Path) -> None:
+    """The program says now that there are quotes: then the file is listed as a whole."""
+    (tmp_path / "a.csv").write_text("n,text\n" + "".join(f'{n},5" pipe\n' for n in range(500)))
+    parts = FileSource(str(tmp_path), schema=SCHEMA, quote=None).discover()
+    whole = FileSource(str(tmp_path), schema=SCHEMA).discover()
+    assert len(parts) > 1
+    assert [split.id for split in whole] == [str(tmp_path / "a.csv")]
+    enumerator = Enumerator("in", None, 2)
+    enumerator.restore({0: [SplitRecord(s.id, s.data, None, 0, True) for s in parts]}, 2, {})
+    assert enumerator.assign(whole) == [[], []]
+
+
+def test_another_encoding_is_one_error_and_no_dead_letters(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes("".join(f'{{"n": {n}}}\n' for n in range(500)).encode("utf-16"))
+    source, context = FileSource(str(tmp_path), schema=SCHEMA, bad_rows="dead_letter"), Context()
+    (split,) = source.discover()
+    with pytest.raises(DataError, match="is UTF-16"):
+        read(source, split, context=context)
+    assert context.letters == []
+
+
+def test_a_header_behind_many_blank_lines_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n" * 3 * SPLIT_BYTES + "n,text\n" + "".join(f"{n},x\n" for n in range(500)))
+    source = FileSource(str(tmp_path), schema=SCHEMA)
+    assert [n for split in source.discover() for n in read(source, split)] == list(range(500))
+
+
+def test_what_stands_before_a_range_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    written(path, "json", 300, 6)
+    counted: list[int] = []
+    real = line_blocks._lines_before
+
+    def before(entry: listing.FileEntry, offset: int) -> int:
+        nearest = max((at for at, _ in line_blocks._COUNTED.get(entry, []) if at <= offset), default=0)
+        counted.append(offset - nearest)
+        return real(entry, offset)
+
+    monkeypatch.setattr(line_blocks, "_lines_before", before)
+    source = FileSource(str(path), schema=SCHEMA)
+    for split in source.discover():
+        read(source, split)
+    assert sum(counted) <= path.stat().st_size
+
+
+def test_an_origin_is_told_although_the_file_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    written(path, "json", 200, 7)
+    source = FileSource(str(path), schema=SCHEMA)
+    reader = source.open(source.discover()[3], None, Context())
+    assert reader.read(5) is not None
+    path.unlink()
+    assert reader.origin == f"{path} lines 1 to 5 of a part of it"

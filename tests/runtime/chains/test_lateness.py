@@ -10,6 +10,7 @@ import pytest
 from late_world import SCHEMA, SECOND, ZERO, File, World, said
 
 from cutwater.connectors.base import earliest_time
+from cutwater.connectors.files import listing
 from cutwater.connectors.files.source import FileSource
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow, Window
@@ -247,6 +248,23 @@ def test_w4_an_empty_file_is_not_the_end_of_time(ordered: bool, tmp_path: Path) 
     settled(world)
     assert world.late == []
     assert sorted(end for _, _, end in world.counts) == list(range(10, 300, 10))
+
+
+def test_w4_parts_of_an_ordered_file_need_not_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The promise is about files; in one, rows come in any order within the bound."""
+    monkeypatch.setattr(listing, "SPLIT_BYTES", 400)
+    dice = random.Random(1)
+    for day in range(2):
+        seconds = [1_000 * day + s for s in range(100)]
+        dice.shuffle(seconds)
+        File(f"{day}.csv", tuple((100 * day + i, 0, s) for i, s in enumerate(seconds))).write(tmp_path)
+    source = FileSource(tmp_path, schema=SCHEMA, time_ordered=True)
+    assert len(source.discover()) > 6
+    world = World(source, 1, TumblingWindow(10 * SECOND), 200, dice)
+    world.run()
+    assert world.late == []
 
 
 def test_w4_files_that_are_not_ordered_as_said_are_named(tmp_path: Path) -> None:

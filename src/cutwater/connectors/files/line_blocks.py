@@ -39,7 +39,7 @@ class Block(NamedTuple):
     starts: Offsets
     ends: Offsets
     lines: Offsets
-    """Line of the file in which each row begins, from 1."""
+    """Line of the range in which each row begins, from 1."""
     end_line: int
     """Line after the block."""
     quoted_newlines: bool
@@ -137,9 +137,7 @@ class LineBlocks:
     def number(self, line: int) -> int:
         """Number in the file of a line of the range.  Reads what stands before the range, at the first call."""
         if self._lines_before is None:
-            with self._entry.open() as file:
-                sizes = (min(1 << 20, self._first - at) for at in range(0, self._first, 1 << 20))
-                self._lines_before = sum(file.read(size).count(b"\n") for size in sizes)
+            self._lines_before = _lines_before(self._entry, self._first)
         return self._lines_before + line
 
     def _next(self) -> Block | None:
@@ -300,6 +298,8 @@ def row_ranges(entry: FileEntry, quote: str | None) -> list[tuple[int, int]]:
         return [(0, entry.size)]
     ends: list[int] = []
     with entry.open() as file:
+        if any(encoding and file.read_at(len(bom), 0) == bom for bom, encoding in _BOMS.items()):
+            return [(0, entry.size)]
         if quote is not None and _has(file, quote.encode()):
             return [(0, entry.size)]
         for target in range(listing.SPLIT_BYTES, entry.size, listing.SPLIT_BYTES):
@@ -308,6 +308,23 @@ def row_ranges(entry: FileEntry, quote: str | None) -> list[tuple[int, int]]:
         entry.check(file.fileno())
     ends = [end for end in ends if end < entry.size]
     return list(itertools.pairwise([0, *ends, entry.size]))
+
+
+_COUNTED: dict[FileEntry, list[tuple[int, int]]] = {}
+"""Of the file that was asked for last: offsets, and the lines before them."""
+
+
+def _lines_before(entry: FileEntry, offset: int) -> int:
+    """Lines before an offset.  Goes on from the nearest place that is known: ranges are asked one after the other."""
+    known = _COUNTED.get(entry, [(0, 0)])
+    at, lines = max(place for place in known if place[0] <= offset)
+    with entry.open() as file:
+        file.seek(at)
+        for place in range(at, offset, 1 << 20):
+            lines += file.read(min(1 << 20, offset - place)).count(b"\n")
+    _COUNTED.clear()
+    _COUNTED[entry] = [*known, (offset, lines)]
+    return lines
 
 
 def _has(file: pa.OSFile, quote: bytes) -> bool:

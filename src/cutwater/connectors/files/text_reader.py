@@ -69,7 +69,7 @@ def text_splits(entry: FileEntry, text: TextFormat) -> list[Split]:
         DataError: a big file is gone or was changed.
     """
     ranges = row_ranges(entry, None if isinstance(text, JsonFormat) else text.quote)
-    if len(ranges) < 2:
+    if len(ranges) < 2 or _start(entry, text).offset > ranges[0][1]:  # blank lines before the header may be many
         return [Split(entry.path, entry.to_data())]
     return [
         Split(f"{entry.path}#{a}-{b}", {**entry.to_data(), PART_OF: entry.path, "bytes": [a, b]}) for a, b in ranges
@@ -174,8 +174,11 @@ class TextReader:
 
     @property
     def origin(self) -> str:
-        first, last = map(self._lines.number, self._last)
-        return f"{self._entry.path} lines {first} to {last}"
+        first, last = self._last
+        try:
+            return f"{self._entry.path} lines {self._lines.number(first)} to {self._lines.number(last)}"
+        except DataError:  # it is gone; what is to be told of is something else
+            return f"{self._entry.path} lines {first} to {last} of a part of it"
 
     def close(self) -> None:
         self._parsed = None

@@ -115,16 +115,13 @@ Columns = dict[str, Column]
 def evaluate(exprs: Sequence[pl.Expr], roots: Sequence[str], columns: Columns) -> list[pl.Series]:
     import polars as pl
 
-    if len(roots) == 1 and (found := _by_value(exprs, roots[0], columns[roots[0]].arrow)) is not None:
-        values, places = found
-        return [series.gather(places) for series in values]
     return pl.DataFrame([columns[name].series(name) for name in roots]).select(*exprs).get_columns()
 
 
 def _by_value(
     exprs: Sequence[pl.Expr], name: str, column: pa.Array
 ) -> tuple[list[pl.Series], npt.NDArray[np.int64]] | None:
-    """Results for each value of a dictionary, and for null, and which of them each row has; ``None``: row by row.
+    """Results for each value of a dictionary, null included, and which of them each row has; ``None``: row by row.
 
     Expressions are local to a row and repeatable, so that each value needs them once.  One that fails does so perhaps
     for a value that no row has.
@@ -133,7 +130,9 @@ def _by_value(
 
     if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) >= len(column) // 2:
         return None
-    values = pa.concat_arrays([column.dictionary, pa.nulls(1, column.dictionary.type)])
+    values = column.dictionary
+    if column.null_count:
+        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
     try:
         results = pl.DataFrame([pl.Series(name, values)]).select(*exprs).get_columns()
     except (Exception, pl.exceptions.PanicException):
@@ -187,7 +186,12 @@ class Compute:
     fields: tuple[pa.Field, ...]
 
     def run(self, columns: Columns, rows: int) -> list[tuple[str, Column]]:
-        results = evaluate(self.exprs, self.roots, columns)
+        results: list[pl.Series] | None = None
+        if len(self.roots) == 1:
+            found = _by_value(self.exprs, self.roots[0], columns[self.roots[0]].arrow)
+            results = None if found is None else [series.gather(found[1]) for series in found[0]]
+        if results is None:
+            results = evaluate(self.exprs, self.roots, columns)
         return [(f.name, Column(_export(s, f, rows))) for s, f in zip(results, self.fields, strict=True)]
 
 

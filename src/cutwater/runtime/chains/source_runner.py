@@ -482,13 +482,18 @@ class SourceRunner:
             DataError: one begins before one that stands before it.
         """
         before, self._begins = self._begins, (begins, name)
-        if before is not None and begins < before[0]:
+        if before is not None and begins < before[0] and not self._of_one_file(before[1], name):
             raise DataError(
                 f"{name} begins before {before[1]} does, though time_ordered=True says that each file begins no "
                 f"earlier than the one before it",
                 step=self.step,
                 hint="Name the files in the order of their times, or leave time_ordered out.",
             )
+
+    def _of_one_file(self, one: str, other: str) -> bool:
+        """Whether two splits are parts of one file, in which rows come in any order within the bound."""
+        files = {(self._splits[name].record.data or {}).get("file") for name in (one, other)}
+        return len(files) == 1 and None not in files
 
     def _with_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Outputs]:
         """The event-time column as timestamp[us]; rows without a time fail or are diverted."""

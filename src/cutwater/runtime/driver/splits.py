@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from cutwater.connectors.base import PART_OF, Source, SourceHooks, Split
+from cutwater.connectors.base import PART_OF, Json, Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.recovery_scope import Region
@@ -47,7 +47,10 @@ class Splits:
             for record in manifest.subtasks if manifest else ():
                 if step.id in record.splits:
                     records[record.subtask] = self._as_listed(step.id, record.splits[step.id])
-            order = {split.id: place for place, split in enumerate(self._discovered.get(step.id, []))}
+            order: dict[str, int] = {}
+            for place, split in enumerate(self._discovered.get(step.id, [])):
+                order[split.id] = place
+                order.setdefault(_whole(split.data) or split.id, place)
             assigned = enumerator.restore(records, max(records, default=-1) + 1, order)
             for subtask, fresh in enumerate(enumerator.assign(self._discovered.get(step.id, []))):
                 assigned[subtask] += fresh
@@ -163,6 +166,8 @@ class Enumerator:
     parallelism: int
     _load: list[int] = field(default_factory=list[int])
     _known: set[str] = field(default_factory=set[str])
+    _wholes: set[str] = field(default_factory=set[str])
+    """Of which parts are known."""
     _dealt: list[dict[str, SplitAssignment]] = field(default_factory=list[dict[str, SplitAssignment]])
     """Per subtask, by id."""
 
@@ -192,7 +197,7 @@ class Enumerator:
             target = subtask if keep else min(range(self.parallelism), key=self._load.__getitem__)
             assigned[target].append(_at(r))
             self._dealt[target][r.id] = _at(r)
-            self._known.add(r.id)
+            self._know(r.id, r.data)
             if not r.done:
                 self._load[target] += 1
         return assigned
@@ -206,16 +211,20 @@ class Enumerator:
         """Deal the splits not seen before, in order, to the subtasks with the fewest."""
         assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
         for split in splits:
-            whole = split.data.get(PART_OF) if isinstance(split.data, dict) else None
-            if split.id in self._known or whole in self._known:
+            if split.id in self._known or split.id in self._wholes or _whole(split.data) in self._known:
                 continue
-            self._known.add(split.id)
+            self._know(split.id, split.data)
             target = min(range(self.parallelism), key=self._load.__getitem__)
             self._load[target] += 1
             fresh = SplitAssignment(split.id, split.data, None, MIN_WATERMARK, False)
             assigned[target].append(fresh)
             self._dealt[target][split.id] = fresh
         return assigned
+
+    def _know(self, id: str, data: Json) -> None:
+        self._known.add(id)
+        if (whole := _whole(data)) is not None:
+            self._wholes.add(whole)
 
     def dealt(self, subtask: int) -> int:
         """Number of splits that a subtask has been given, those of the snapshot included."""
@@ -228,6 +237,11 @@ class Enumerator:
             return [None] * self.parallelism
         sharing = max(1, sum(1 for n in self._load if n)) if self.source and self.source.bounded else self.parallelism
         return [rate / sharing] * self.parallelism
+
+
+def _whole(data: Json) -> str | None:
+    """Id of the split that a part is of."""
+    return data.get(PART_OF) if isinstance(data, dict) else None
 
 
 def _at(record: SplitRecord) -> SplitAssignment:

@@ -20,7 +20,7 @@ Row: TypeAlias = dict[str, Any]
 
 _VALUE_CHARS = 60
 _ROW_CHARS = 400
-_EXACT = {type(None), bool, int, str, bytes}
+_EXACT = {type(None), bool, int, str, bytes, dt.date}
 """Python types that Arrow refuses rather than shortens, whatever the column."""
 _MICROS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1}
 
@@ -78,8 +78,10 @@ def loses_value(values: Sequence[Any], type: pa.DataType) -> int | None:
     """
     if pt.is_string(type) or pt.is_binary(type) or pt.is_floating(type) or pt.is_boolean(type) or pt.is_decimal(type):
         return None
-    if not pt.is_nested(type) and {*map(_type, values)} <= _EXACT:
-        return None
+    if not pt.is_nested(type):
+        others = {*map(_type, values)} - _EXACT
+        if not others or (others == {dt.datetime} and pt.is_timestamp(type) and _MICROS[type.unit] == 1):
+            return None
     return next((index for index, value in enumerate(values) if _loses(value, type)), None)
 
 

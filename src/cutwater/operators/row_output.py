@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
 from types import GeneratorType, TracebackType
 from typing import Any, cast
 
 import pyarrow as pa
 
+from cutwater.data.python_values import rows_as_dicts
 from cutwater.data.rows import Row, describe_row, loses_value, row_contents, shorten_value
 from cutwater.data.schema_text import schema_differences
 from cutwater.errors import DataError, UserCodeError
@@ -36,15 +39,15 @@ def function_name(function: object) -> str:
     return f"function {getattr(function, '__qualname__', type(function).__name__)!r}"
 
 
-def rows_of(result: object) -> list[Any] | None:
+def rows_of(result: Any) -> list[Any] | None:
     """What a function returned as a list of rows; ``None`` if it is nothing that rows come from.
 
     >>> rows_of(iter([{"n": 1}])), rows_of({"n": 1})
     ([{'n': 1}], None)
     """
-    kind = type(result)
+    kind: Any = type(result)
     if kind is list or kind is GeneratorType:  # the usual ones, without the cost of asking an abstract class
-        return list(cast("Iterable[Any]", result))
+        return list(result)
     if isinstance(result, Iterable) and not isinstance(result, Mapping | str | bytes):
         return list(cast("Iterable[Any]", result))
     return None
@@ -111,13 +114,42 @@ class RowBuilder:
         Raises:
             UserCodeError: it is no dict, or has a column that is not declared.
         """
-        if type(out) is not dict and not isinstance(out, Mapping):
-            raise self.misfit(f"made {type(out).__name__} instead of a dict", row, index)
-        if not out.keys() <= self._names:
-            unknown = ", ".join(sorted(repr(key) for key in out.keys() - self._names))
-            raise self.misfit(f"made a row with the undeclared columns {unknown}", row, index)
+        wrong = self._wrong(out)
+        if wrong is not None:
+            raise self.misfit(wrong, row, index)
         self._made.append(out)
         self._origins.append(index)
+
+    @property
+    def unchecked(self) -> tuple[Callable[[Any], None], Callable[[int], None]]:
+        """What adds a row, and its index, until ``take``, which checks them: for loops in which each call counts."""
+        return self._made.append, self._origins.append
+
+    def check(self, origin: Callable[[int], Row]) -> None:
+        """Check the rows so far, as ``add`` does.
+
+        Args:
+            origin: the input row of an index, for messages.
+
+        Raises:
+            UserCodeError: one is no dict, or has a column that is not declared.
+        """
+        made, origins = self._made, self._origins
+        if {*map(type, made)} <= {dict} and self._names.issuperset(chain.from_iterable(made)):
+            return
+        for out, index in zip(made, origins, strict=True):
+            wrong = self._wrong(out)
+            if wrong is not None:
+                self._made, self._origins = [], []
+                raise self.misfit(wrong, origin(index), index)
+
+    def _wrong(self, out: Any) -> str | None:
+        if type(out) is not dict and not isinstance(out, Mapping):
+            return f"made {type(out).__name__} instead of a dict"
+        if out.keys() <= self._names:
+            return None
+        unknown = ", ".join(sorted(repr(key) for key in out.keys() - self._names))
+        return f"made a row with the undeclared columns {unknown}"
 
     def take(self, output: int, origin: Callable[[int], Row]) -> Outputs:
         """The rows so far as batches for an output.
@@ -126,23 +158,30 @@ class RowBuilder:
             origin: the input row of an index, for messages.
 
         Raises:
-            UserCodeError: a value does not fit its column.
+            UserCodeError: a row is not of the declared columns, or a value does not fit its column.
         """
-        made, origins = self._made, self._origins
+        if not self._made:
+            return []
+        columns, origins = self._columns(origin), self._origins
         self._made, self._origins = [], []
-        return [
-            (output, self._to_batch(made[at : at + MAX_OUTPUT_ROWS], origins[at : at + MAX_OUTPUT_ROWS], origin))
-            for at in range(0, len(made), MAX_OUTPUT_ROWS)
-        ]
+        batches: Outputs = []
+        for start in range(0, len(origins), MAX_OUTPUT_ROWS):
+            part = slice(start, start + MAX_OUTPUT_ROWS)
+            values = zip(self._schema, columns, strict=True)
+            arrays = [self._to_array(field, column[part], origins[part], origin) for field, column in values]
+            batches.append((output, pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
+        return batches
 
-    def _to_batch(self, made: list[Any], origins: list[int], origin: Callable[[int], Row]) -> pa.RecordBatch:
-        values = self._columns(made)
-        columns = [self._to_array(*column, origins, origin) for column in zip(self._schema, values, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _columns(self, made: list[Any]) -> Iterable[list[Any]]:
-        """The values of each column."""
-        return ([out.get(field.name) for out in made] for field in self._schema)
+    def _columns(self, origin: Callable[[int], Row]) -> list[list[Any]]:
+        """The values of each column, of rows that were checked."""
+        made, names = self._made, self._schema.names
+        if {*map(type, made)} == {dict} and {*map(len, made)} == {len(names)}:
+            try:
+                return [list(map(itemgetter(name), made)) for name in names]
+            except KeyError:  # so some row has another
+                pass
+        self.check(origin)
+        return [[out.get(name) for out in made] for name in names]
 
     def _to_array(
         self, field: pa.Field, values: list[Any], origins: list[int], origin: Callable[[int], Row]
@@ -181,7 +220,7 @@ def to_dicts(batch: pa.RecordBatch) -> list[Row]:
         DataError: a value has no counterpart in Python.
     """
     try:
-        return batch.to_pylist()
+        return rows_as_dicts(batch)
     except (OverflowError, ValueError) as exc:
         row = next(i for i in range(batch.num_rows) if not _convertible(batch.slice(i, 1)))
         error = DataError(

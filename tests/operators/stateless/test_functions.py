@@ -285,3 +285,16 @@ def test_long_row_is_cut_in_messages() -> None:
 )
 def test_value_that_would_be_shortened_silently_is_found(value: Any, kind: pa.DataType, loses: bool) -> None:
     assert loses_value([None, value], kind) == (1 if loses else None)
+
+
+@pytest.mark.parametrize("spec", [MapRowSpec, FlatMapSpec])
+def test_the_first_wrong_row_is_told_also_if_a_later_call_fails(spec: Any) -> None:
+    def wrong_then_failing(row: dict[str, Any]) -> Any:
+        made = {"id": 10 // (3 - row["id"]), **({"more": 1} if row["id"] == 2 else {})}
+        return made if spec is MapRowSpec else [made]
+
+    step = spec(INPUT, wrong_then_failing, "id long").build()
+    with pytest.raises(UserCodeError, match="undeclared columns 'more' from row 1 of the batch") as caught:
+        step.process(0, ROWS)
+    assert caught.value.row == 1
+    assert [out.to_pylist() for _, out in step.process(0, ROWS.slice(0, 1))] == [[{"id": 5}]]  # nothing is left of it

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
 
+from cutwater.data.python_values import column_values
 from cutwater.data.rows import Row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
@@ -260,21 +261,55 @@ class ProcessOperator(ObjectOperator):
             return self._process_batch(self._function, batch)
         for state in self._broadcast:
             state.is_writable = side.broadcast
-        main, bind = self._outputs[0], self._bind
-        call = getattr(self._function, self._function.takes[input])
         keys: Iterable[tuple[Hashable, ...]] = repeat(_NO_KEY, batch.num_rows)
         if side.keys:
-            keys = self._ahead(zip(*(batch.column(name).to_pylist() for name in side.keys), strict=True))
+            keys = self._ahead(zip(*(column_values(batch.column(name)) for name in side.keys), strict=True))
         watermarks = self._watermarks_of(batch, side.keys) if side.keys and self._watermarks.differ else None
-        for index, (key, row) in enumerate(zip(keys, to_dicts(batch), strict=True)):
-            bind(key)
-            if watermarks is not None:
-                self._context.watermark = watermarks[index]
-            self._row = row, index
-            for made in self._made_by(call, (row, self._context), row, index):
-                main.add(made, row, index)
+        rows, origin = to_dicts(batch), partial(row_contents, batch)
+        try:
+            self._call_each(self._function.takes[input], keys, rows, watermarks, single=len(side.keys) == 1)
+        except UserCodeError:
+            self._outputs[0].check(origin)  # a row before that one may be wrong
+            raise
         self._context.watermark = self._watermarks.current
-        return self._take(partial(row_contents, batch))
+        return self._take(origin)
+
+    def _call_each(
+        self,
+        method: str,
+        keys: Iterable[tuple[Hashable, ...]],
+        rows: list[Row],
+        watermarks: list[int] | None,
+        *,
+        single: bool,
+    ) -> None:
+        """Call a method of the user's function with each row.  Each statement in the loop counts.
+
+        Args:
+            method: its name.
+            keys: of the rows.
+            rows: as dicts.
+            watermarks: of the rows, where they differ.
+            single: whether keys are of one column.
+        """
+        call, context, cursor = getattr(self._function, method), self._context, self._cursor
+        timers, (add, add_index) = context.timers, self._outputs[0].unchecked
+        for index, (key, row) in enumerate(zip(keys, rows, strict=True)):
+            cursor.key = timers.key = key
+            context.key = key[0] if single else key or None
+            if watermarks is not None:
+                context.watermark = watermarks[index]
+            self._row = row, index
+            try:
+                result = call(row, context)
+                made = () if result is None else result if type(result) is list else rows_of(result)
+            except Exception as exc:
+                self._fail(call, exc, row, index)
+            if made is None:
+                raise self._no_rows(result, row, index)
+            for out in made:
+                add(out)
+                add_index(index)
 
     def _process_batch(self, function: BatchProcessFunction, batch: pa.RecordBatch) -> Outputs:
         self._bind(_NO_KEY)
@@ -291,7 +326,7 @@ class ProcessOperator(ObjectOperator):
 
     def _bind(self, key: tuple[Hashable, ...]) -> None:
         self._cursor.key = key
-        self._context.timers.bind(key)
+        self._context.timers.key = key
         self._context.key = key[0] if len(key) == 1 else key or None
 
     def _take(self, origin: Callable[[int], Row]) -> Outputs:
@@ -386,16 +421,20 @@ class ProcessOperator(ObjectOperator):
             result = call(*arguments)
             made = [] if result is None else rows_of(result)
         except Exception as exc:
-            if isinstance(exc, UserCodeError) and exc.row is not None:
-                raise  # a row for a side output, which names its row already
-            error = user_error(call, exc, row=row, index=index, unit=self._outputs[0].unit)
-            error.hint = exc.hint if isinstance(exc, CutwaterError) else error.hint
-            raise error from exc
+            self._fail(call, exc, row, index)
         if made is None:
-            raise self._outputs[0].misfit(
-                f"returned {type(result).__name__} instead of an iterable of dicts", row, index
-            )
+            raise self._no_rows(result, row, index)
         return made
+
+    def _fail(self, call: Callable[..., Any], exc: Exception, row: Row, index: int) -> NoReturn:
+        if isinstance(exc, UserCodeError) and exc.row is not None:
+            raise exc  # a row for a side output, which names its row already
+        error = user_error(call, exc, row=row, index=index, unit=self._outputs[0].unit)
+        error.hint = exc.hint if isinstance(exc, CutwaterError) else error.hint
+        raise error from exc
+
+    def _no_rows(self, result: object, row: Row, index: int) -> UserCodeError:
+        return self._outputs[0].misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
 
     def _emit(self, side: str, made: Mapping[str, Any] | pa.RecordBatch) -> None:
         row, index = self._row

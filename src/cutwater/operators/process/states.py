@@ -222,8 +222,9 @@ class ValueState(KeyedState):
     def value(self, value: Any) -> None:
         if value is None:
             self.clear()
-        else:
-            self._table.put(self._cursor.key, self._stamp(self._checked(value)))
+            return
+        checked = self._checked(value)
+        self._table.put(self._cursor.key, checked if self._ttl is None else self._stamp(checked))
 
     def get(self, default: Any = None) -> Any:
         """The value, or ``default``."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cutwater.data.python_values import column_values
 from cutwater.data.rows import Row, event_times, shorten_value
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
@@ -78,10 +79,12 @@ class TupleBuilder(RowBuilder):
                 made[number] = tuple([row[fields.index(name)] for name in order])
         return super().take(output, origin)
 
-    def _columns(self, made: list[Any]) -> Iterable[list[Any]]:
-        columns = map(list, zip(*made, strict=True))
-        for column, store in zip(columns, self._stores, strict=True):
-            yield column if store is None else [None if value is None else store(value) for value in column]
+    def _columns(self, origin: Callable[[int], Row]) -> list[list[Any]]:
+        columns = map(list, zip(*self._made, strict=True))
+        return [
+            column if store is None else [None if value is None else store(value) for value in column]
+            for column, store in zip(columns, self._stores, strict=True)
+        ]
 
 
 Key = tuple[Hashable, ...]
@@ -183,7 +186,7 @@ class ProcessorOperator(ObjectOperator):
 
     def _keys_of(self, batch: pa.RecordBatch) -> Iterator[Key]:
         """The key of each row."""
-        return zip(*(batch.column(name).to_pylist() for name in self._spec.keys), strict=True)
+        return zip(*(column_values(batch.column(name)) for name in self._spec.keys), strict=True)
 
     def _key_row(self, key: Key) -> Row:
         return dict(zip(self._spec.keys, key, strict=True))
@@ -338,17 +341,19 @@ class PandasProcessorOperator(ProcessorOperator):
     def __init__(self, spec: ProcessorSpec, processor: Any) -> None:
         super().__init__(spec, processor)
         self._made: list[tuple[Any, int]] = []
+        self._names: list[str] = spec.output_schema.names
+        self._in_order = True  # the columns of all DataFrames made are the declared ones, in their order
 
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         call, times = self._processor.handleInputRows, self._times()
         rows: list[Row] = []
         for index, (key, frame) in enumerate(self._frames(batch)):
             seen, row = self._bind(key), self._key_row(key)
+            rows.append(row)
             if self._watermarks.differ:
                 times = self._times(key)
             for made in self._call(call, (seen, iter((frame,)), times), row, index, "key"):
                 self._add(made, row, index)
-            rows.append(row)
         return self._take(rows.__getitem__)
 
     def _initial(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
@@ -358,11 +363,16 @@ class PandasProcessorOperator(ProcessorOperator):
         """Each key and its rows, in the order in which the keys came.  The batch is converted once."""
         numbers: dict[Key, int] = {}
         group = np.array([numbers.setdefault(key, len(numbers)) for key in self._keys_of(batch)], np.int64)
+        import pandas as pd
+
         order = np.argsort(group, kind="stable")
-        whole = _to_pandas(batch.take(pa.array(order)))
+        whole = _to_pandas(batch.take(pa.array(order))).copy()  # what comes of Arrow may not be written to
         ends = np.cumsum(np.bincount(group, minlength=len(numbers))).tolist()
         for key, start, end in zip(numbers, [0, *ends[:-1]], ends, strict=True):
-            yield key, whole.iloc[start:end].reset_index(drop=True)
+            frame = whole[start:end]
+            frame.index = pd.RangeIndex(end - start)
+            frame._is_copy = None  # no other looks at these rows: pandas need not warn of assignments
+            yield key, frame
 
     def _add(self, result: Any, row: Row, index: int) -> None:
         import pandas as pd
@@ -370,7 +380,13 @@ class PandasProcessorOperator(ProcessorOperator):
         if not isinstance(result, pd.DataFrame):
             raise self._misfit(f"made {type(result).__name__} instead of a DataFrame", row, index)
         schema = self._spec.output_schema
-        names = [str(name) for name in result.columns]
+        names = result.columns.tolist()
+        if names == self._names:
+            if len(result):
+                self._made.append((result, index))
+            return
+        self._in_order = False
+        names = [str(name) for name in names]
         if set(names) != set(schema.names):
             if len(names) != len(schema):
                 listed = ", ".join(map(repr, names)) or "no columns"
@@ -385,23 +401,32 @@ class PandasProcessorOperator(ProcessorOperator):
 
     def _take(self, origin: Callable[[int], Row], unit: str = "key") -> Outputs:
         made, self._made = self._made, []
+        in_order, self._in_order = self._in_order, True
         if not made:
             return []
         import pandas as pd
 
+        frames = [result for result, _ in made]
         try:
-            frame = pd.concat([result for result, _ in made], ignore_index=True) if len(made) > 1 else made[0][0]
-            return [(0, self._to_batch(frame))]
+            arrays = _arrays(frames, self._spec.output_schema) if in_order else None
+            if arrays is not None:
+                return [(0, self._of_columns(arrays))]
+            return [(0, self._to_batch(pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]))]
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return [(0, self._to_batch_or_say(result, origin(index), index)) for result, index in made]
 
     def _to_batch(self, frame: Any) -> pa.RecordBatch:
         schema = self._spec.output_schema
-        batch = pa.RecordBatch.from_pandas(_localised(frame, schema), schema, preserve_index=False)
-        for field, column in zip(schema, batch.columns, strict=True):
+        return self._of_columns(
+            pa.RecordBatch.from_pandas(_localised(frame, schema), schema, preserve_index=False).columns
+        )
+
+    def _of_columns(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        schema = self._spec.output_schema
+        for field, column in zip(schema, columns, strict=True):
             if column.null_count and not field.nullable:
                 raise ValueError(f"null for column {field.name!r}, which is declared not null")
-        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _to_batch_or_say(self, frame: Any, row: Row, index: int) -> pa.RecordBatch:
         try:
@@ -414,6 +439,23 @@ class PandasProcessorOperator(ProcessorOperator):
         error = UserCodeError(f"{self._spec.user} {what}, of key {shorten_value(row)}", hint=f"Declared is {declared}.")
         error.row = index
         return error
+
+
+def _arrays(frames: list[Any], schema: pa.Schema) -> list[pa.Array] | None:
+    """The columns of DataFrames that have those of a schema, one DataFrame after the other.
+
+    What ``pd.concat`` and ``RecordBatch.from_pandas`` make of them, without the time that those take for each of many
+    small DataFrames.  ``None`` if a column is not of one of NumPy's own types, the same everywhere.
+    """
+    arrays: list[pa.Array] = []
+    columns = zip(*(frame._iter_column_arrays() for frame in frames), strict=True)
+    for field, parts in zip(schema, columns, strict=True):
+        dtypes = {part.dtype for part in parts}
+        dtype = dtypes.pop()
+        if dtypes or not isinstance(dtype, np.dtype) or (dtype.kind == "M" and field.type != pa.timestamp("us")):
+            return None
+        arrays.append(pa.array(np.concatenate(parts), field.type, from_pandas=True))
+    return arrays
 
 
 def _to_pandas(batch: pa.RecordBatch) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from cutwater.data.python_values import column_values
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.state_types import value_check
 from cutwater.operators.process.states import KeyedState, ListState, MapState, ValueState
@@ -98,7 +99,7 @@ class Record:
         """The values of a batch's columns as the processor sees them, column by column."""
         found: list[list[Any]] = []
         for column, (_, revive) in zip(columns, self._revives, strict=True):
-            values = column.to_pylist()
+            values = column_values(column)
             found.append(values if revive is None else [revive(value) for value in values])
         return found
 

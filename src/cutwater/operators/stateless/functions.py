@@ -134,20 +134,38 @@ class RowOperator(Operator):
         self._many = many
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
-        for index, row in enumerate(to_dicts(batch)):
-            for out in self._call(row, index):
-                self._made.add(out, row, index)
-        return self._made.take(0, partial(row_contents, batch))
-
-    def _call(self, row: Row, index: int) -> list[Any]:
-        """What the function makes of one row."""
+        rows, origin = to_dicts(batch), partial(row_contents, batch)
         try:
-            result = self._fn(row)
-            if not self._many:
-                return [] if result is None else [result]
-            made = rows_of(result)
-        except Exception as exc:
-            raise user_error(self._fn, exc, row=row, index=index) from exc
-        if made is None:
-            raise self._made.misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
-        return made
+            if self._many:
+                self._call_for_many(rows)
+            else:
+                self._call_for_one(rows)
+        except UserCodeError:
+            self._made.check(origin)  # a row before that one may be wrong
+            raise
+        return self._made.take(0, origin)
+
+    def _call_for_one(self, rows: list[Row]) -> None:
+        fn, (add, add_index) = self._fn, self._made.unchecked
+        for index, row in enumerate(rows):
+            try:
+                out = fn(row)
+            except Exception as exc:
+                raise user_error(fn, exc, row=row, index=index) from exc
+            if out is not None:
+                add(out)
+                add_index(index)
+
+    def _call_for_many(self, rows: list[Row]) -> None:
+        fn, (add, add_index) = self._fn, self._made.unchecked
+        for index, row in enumerate(rows):
+            try:
+                result = fn(row)
+                made = result if type(result) is list else rows_of(result)
+            except Exception as exc:
+                raise user_error(fn, exc, row=row, index=index) from exc
+            if made is None:
+                raise self._made.misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
+            for out in made:
+                add(out)
+                add_index(index)

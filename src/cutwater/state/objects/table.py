@@ -139,13 +139,13 @@ class ObjectTable(Generic[V]):
         self._log: KeyLog | None = None
 
     def get(self, key: Hashable) -> V | None:
-        found = self._top.get(key)
-        if found is None:
+        found: Any = self._top.get(key)
+        if found is None and self._below:
             for layer in reversed(self._below):
                 found = layer.get(key)
                 if found is not None:
                     break
-        return None if found is _GONE else cast("V | None", found)
+        return None if found is _GONE else found
 
     def own(self, key: Hashable) -> V | None:
         found = self._top.get(key)

@@ -138,6 +138,8 @@ def by_pandas(frames: list[pd.DataFrame], schema: pa.Schema) -> pa.RecordBatch |
             return None
 
 
+# A warning of what it is compared with.
+@pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")
 @given(cases())
 def test_what_is_made_comes_out_as_by_pandas(case: tuple[str, list[pd.DataFrame]]) -> None:
     declared, frames = case

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutwater.data.python_values import column_values, rows_as_dicts
@@ -94,11 +94,13 @@ def outcome(made: Any) -> Any:
         return type(exc), str(exc)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(columns())
 def test_values_are_those_of_arrow(column: pa.Array) -> None:
     assert outcome(lambda: column_values(column)) == outcome(column.to_pylist)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(columns(), min_size=1, max_size=4), st.lists(st.sampled_from(["a", "b b", "'", "é", "\\", "{x}"])))
 def test_rows_are_those_of_arrow(found: list[pa.Array], names: list[str]) -> None:
     rows = min(map(len, found))

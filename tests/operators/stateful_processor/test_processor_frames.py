@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from process_world import Clock, clocked
 from pyspark.sql.streaming import StatefulProcessor
@@ -140,6 +140,7 @@ def by_pandas(frames: list[pd.DataFrame], schema: pa.Schema) -> pa.RecordBatch |
 
 # A warning of what it is compared with.
 @pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_what_is_made_comes_out_as_by_pandas(case: tuple[str, list[pd.DataFrame]]) -> None:
     declared, frames = case

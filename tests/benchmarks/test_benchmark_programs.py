@@ -127,3 +127,12 @@ def test_the_benchmark_of_the_kernels_runs() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("M rows/s") == 11
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_the_first_row_is_timed_beside_an_empty_query() -> None:
+    command = [sys.executable, "-m", "benchmarks.first_row", "--rounds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.search(r"empty query [\d.]+ s, first row [\d.]+ s, median of the ratios [\d.]+\n", done.stdout)
+    assert re.search(r"warm session: [\d.]+ s", done.stdout)

@@ -45,6 +45,6 @@ def test_the_installed_spark_is_taken_before_its_archive_of_sources(monkeypatch:
     monkeypatch.setattr(sys, "path", [*archives, *mine])
     prefer_installed_spark()
     assert sys.path == mine
-    monkeypatch.setattr(sys, "path", archives)  # nothing is installed beside: they are all there is
+    monkeypatch.setattr(sys, "path", [*archives])  # nothing is installed beside: they are all there is
     prefer_installed_spark()
     assert sys.path == archives

@@ -85,7 +85,7 @@ def test_the_log_settings_are_shipped_beside_the_module():
     assert "appender.stderr.target = SYSTEM_ERR" in text
 
 
-@pytest.mark.parametrize(
+MASTERS = pytest.mark.parametrize(
     ("master", "loopback"),
     [
         (None, True),
@@ -95,6 +95,32 @@ def test_the_log_settings_are_shipped_beside_the_module():
         ("k8s://https://127.0.0.1:6443", False),
     ],
 )
+
+
+@MASTERS
+def test_only_spark_of_this_machine_is_told_the_loopback_address(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, loopback: bool
+):
+    from pyspark import SparkContext, java_gateway
+
+    class EnoughError(Exception):
+        pass
+
+    def launch(*_: object) -> None:
+        raise EnoughError
+
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(java_gateway, "launch_gateway", launch)
+    monkeypatch.setattr(session, "ensure_java", lambda: None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "")  # so that it is undone afterwards
+    monkeypatch.delenv("SPARK_LOCAL_IP")
+    with pytest.raises(EnoughError):
+        session.start_context(master=master)
+    assert os.environ.get("SPARK_LOCAL_IP") == ("127.0.0.1" if loopback else None)
+
+
+@MASTERS
 def test_only_a_session_of_this_machine_is_bound_to_loopback(
     monkeypatch: pytest.MonkeyPatch, master: str | None, loopback: bool
 ):

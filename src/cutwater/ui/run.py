@@ -86,7 +86,7 @@ def run_file(options: RunOptions, view: View) -> int:
             options.checkpoint, options.name or flow.graph.name, config
         )
         if not idle:  # who waits for Spark only to hear that there is nothing to do?
-            starter.context()
+            starter.start()
         interrupts = stack.enter_context(interrupts_counted())
         job = begin(flow, options, view)
         return _exit_code(follow(job, view, interrupts), interrupts)
@@ -113,26 +113,24 @@ class SparkStarter:
     parallelism: int
     _context: Any = None
 
-    def context(self) -> None:
-        """What a job needs; the program may have made it itself, or have stopped the one that it was given."""
-        found = active_context()
-        if found is not None:
-            self._context = found
-        else:
+    def start(self) -> None:
+        """Start Spark if it does not run; the program may have done so, or have stopped what it was given."""
+        self._context = active_context()
+        if self._context is None:
             master = self.options.master
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
             with nullcontext() if self.options.debug else spark_output(self.view.note):
                 name = f"cutwater {self.program.path.name}"
                 self._context = start_context(self.parallelism, master=master, name=name)
-            ship_by_value(self.program.path.parent, self.program.module)
+        ship_by_value(self.program.path.parent, self.program.module)
 
     def session(self) -> Any:
-        """What a function of the user's may take."""
-        self.context()
+        """A session, which a function of the user's may take."""
+        self.start()
         return session()
 
     def stop(self) -> None:
-        """End Spark, if it was started."""
+        """End Spark, if the job or the program wanted it."""
         if self._context is not None:
             self._context.stop()
 

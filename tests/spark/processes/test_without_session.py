@@ -41,8 +41,11 @@ import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[4]").appName("mine").getOrCreate()
+def doubled(row):
+    return {"k": 2 * row["k"]}
 flow = cw.Dataflow("own")
-flow.read("in", cw.memory([{"k": 1}], schema="k long")).write("out", cw.files(FOLDER))
+rows = flow.read("in", cw.memory([{"k": 1}], schema="k long"))
+rows.map("doubled", doubled, schema="k long").write("out", cw.files(FOLDER))
 """,
     "taken by a function": """
 def flow(spark):
@@ -64,7 +67,9 @@ TARGET = {"made by the program": "", "taken by a function": ":flow", "stopped by
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("session", OWN)
+@pytest.mark.parametrize(
+    "session", ["made by the program", *(pytest.param(name, marks=pytest.mark.full) for name in list(OWN)[1:])]
+)
 def test_the_command_line_goes_on_with_the_session_of_a_program(tmp_path: Path, session: str) -> None:
     out = tmp_path / "out"
     (tmp_path / "own.py").write_text(f"import cutwater as cw\nFOLDER = {str(out)!r}\n{OWN[session]}")

@@ -10,8 +10,9 @@ import pytest
 
 import cutwater as cw
 from cutwater.api.streams.stream import Stream
+from cutwater.operators.stateless.expressions import ExpressionSpec
 from cutwater.plan.graph import PhysicalPlan, Vertex
-from cutwater.plan.planner import columns_of_source, make_plan, may_read_dictionaries
+from cutwater.plan.planner import columns_of_source, fuse_links, make_plan, may_read_dictionaries
 
 SCHEMA = "at timestamp, k string, kind string, n long, more string"
 
@@ -73,3 +74,28 @@ def aside(stream: Stream) -> Any:
 def test_texts_may_come_as_dictionaries_where_expressions_take_them(make: Callable[[Stream], Any], expected: bool):
     plan, vertex = planned(make)
     assert may_read_dictionaries(plan, vertex) is expected
+
+
+def made(make: Callable[[Stream], Any]) -> list[list[str]]:
+    """Columns that the operators of the source's chain make."""
+    plan, vertex = planned(make)
+    specs = [node.spec for node in fuse_links(plan, vertex).nodes if isinstance(node.spec, ExpressionSpec)]
+    return [spec.outputs[0].names for spec in specs]
+
+
+def filtered_twice(stream: Stream) -> Any:
+    paid = stream.filter("paid", pl.col("kind") != "view")
+    paid.key_by("k").aggregate("total", n=cw.count()).write("sums", cw.console())
+    return paid.filter("few", pl.col("n") > 3).key_by("k").aggregate("more", n=cw.count()).write("out", cw.console())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (windows, [["at", "k", "n"]]),
+        (lambda s: s.filter("all", pl.col("n") > 0).write("out", cw.console()), [["at", "k", "kind", "n", "more"]]),
+        (filtered_twice, [["at", "k", "kind", "n", "more"], ["at", "k"]]),
+    ],
+)
+def test_expressions_leave_out_what_goes_over_no_edge(make: Callable[[Stream], Any], expected: list[list[str]]):
+    assert made(make) == expected

@@ -15,6 +15,7 @@ import pyarrow as pa
 Words: TypeAlias = npt.NDArray[np.int64]
 
 _EMPTY_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+_UNSIGNED: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _SIGN = np.int64(-(2**63))
 
 
@@ -35,6 +36,15 @@ def new_buffer(rows: int, dtype: npt.DTypeLike) -> tuple[pa.Buffer, npt.NDArray[
     kind = np.dtype(dtype)
     buffer = pa.allocate_buffer(rows * kind.itemsize)
     return buffer, np.frombuffer(buffer, kind) if rows else np.empty(0, kind)
+
+
+def bits_dtype(kind: pa.DataType) -> Any:
+    """Unsigned integers as wide as the values of the type, to move them as they are; ``None`` if there are none.
+
+    >>> bits_dtype(pa.timestamp("us")), bits_dtype(pa.bool_()), bits_dtype(pa.string())
+    (<class 'numpy.uint64'>, None, None)
+    """
+    return _UNSIGNED.get(kind.bit_width) if pa.types.is_primitive(kind) else None
 
 
 def fixed_view(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

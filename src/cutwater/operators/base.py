@@ -233,6 +233,10 @@ class OperatorSpec(ABC):
         """
         return self.columns_read
 
+    def narrowed(self, wanted: frozenset[str]) -> OperatorSpec:
+        """The same step without the columns of output 0 that nobody reads, if leaving them out saves work."""
+        return self
+
     @property
     def keeps_every_row(self) -> bool:
         """True if output 0 has at least one row for each row: alone in a loop such steps would go round for ever."""

@@ -236,7 +236,19 @@ def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
         for link in vertex.links
         if node_of[link.source] != node_of[link.target]
     ]
-    return FusedChain(nodes, links)
+    return FusedChain([_narrowed(plan, vertex, node) for node in nodes], links)
+
+
+def _narrowed(plan: PhysicalPlan, vertex: Vertex, node: FusedNode) -> FusedNode:
+    """The node without columns that go over no edge, where all its rows leave the chain."""
+    position = vertex.steps.index(node.steps[-1])
+    step = plan.steps[node.steps[-1]]
+    edges = [edge for edge in plan.edges if edge.source_step == step.id]
+    wanted = frozenset(name for edge in edges for name in edge.schema.names)
+    inside = any(link.source == position for link in vertex.links)
+    if step.operator is None or len(step.outputs) > 1 or inside or not 0 < len(wanted) < len(step.outputs[0].schema):
+        return node
+    return FusedNode(node.steps, cast("OperatorSpec", node.spec).narrowed(wanted))
 
 
 def columns_of_source(plan: PhysicalPlan, vertex: Vertex) -> frozenset[str] | None:

@@ -81,3 +81,43 @@ def test_a_value_that_no_row_has_fails_nobody() -> None:
     assert made.column("n").to_pylist() == [1, 2] * 20
     with pytest.raises(CutwaterError, match=r"failed on row 2 .*'x'"):
         operator.process(0, batch)
+
+
+def test_places_outside_of_the_dictionary_are_looked_at_row_by_row():
+    """A damaged file: nothing outside of the dictionary is read."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 20, pa.int32()), ["view", "buy"])
+    broken = pa.DictionaryArray.from_buffers(
+        texts.type, 40, [None, pa.py_buffer(b"\\xff\\xff\\xff\\x7f" * 40)], texts.dictionary
+    )
+    batch = pa.RecordBatch.from_arrays([broken, broken, pa.array(range(40))], names=SCHEMA.names)
+    with pytest.raises((CutwaterError, pa.ArrowException)):
+        ExpressionSpec(SCHEMA, (Filter(pl.col("kind") != "view"),)).build().process(0, batch)
+
+
+def test_results_for_one_dictionary_are_not_taken_for_another():
+    operator = ExpressionSpec(SCHEMA, (Filter(pl.col("kind") != "view"),)).build()
+    for values in (["view", "buy"], ["buy", "view"], ["view", "buy", None], ["buy"]):
+        batch = repeated(list(values))
+        (found,) = operator.process(0, as_dictionaries(batch))
+        assert found[1].equals(batch.filter(pc.not_equal(batch["kind"], "view").fill_null(False)))
+
+
+@pytest.mark.parametrize("share", [1, 3, 10])
+def test_every_type_is_moved_as_arrow_moves_it(share: int):
+    rows = 60
+    columns = {
+        "bits": pa.array([n % 3 == 0 for n in range(rows)]),
+        "bytes": pa.array([n % 100 for n in range(rows)], pa.int8()),
+        "halves": pa.array([n / 7 for n in range(rows)], pa.float32()),
+        "times": pa.array(range(rows), pa.timestamp("ns", "UTC")),
+        "dates": pa.array(range(rows), pa.date32()),
+        "texts": pa.array([f"text {n}" for n in range(rows)]),
+        "lists": pa.array([[n] * (n % 3) for n in range(rows)]),
+        "holes": pa.array([None if n % 4 else n for n in range(rows)], pa.int64()),
+        "decimals": pa.array(range(rows), pa.decimal128(20, 2)),
+        "n": pa.array(range(rows)),
+    }
+    batch = pa.record_batch(columns).slice(5)
+    (found,) = ExpressionSpec(batch.schema, (Filter(pl.col("n") % share == 0),)).build().process(0, batch)
+    kept = [n for n in range(5, rows) if n % share == 0]
+    assert found[1].equals(pa.record_batch(columns).take(pa.array(kept)))

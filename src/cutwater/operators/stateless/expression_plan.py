@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from cutwater.data.words import bits_dtype, fixed_view, new_buffer
 from cutwater.errors import BuildError, DataError
 
 if TYPE_CHECKING:
@@ -118,80 +119,142 @@ def evaluate(exprs: Sequence[pl.Expr], roots: Sequence[str], columns: Columns) -
     return pl.DataFrame([columns[name].series(name) for name in roots]).select(*exprs).get_columns()
 
 
-def _by_value(
-    exprs: Sequence[pl.Expr], name: str, column: pa.Array
-) -> tuple[list[pl.Series], npt.NDArray[np.int64]] | None:
-    """Results for each value of a dictionary, null included, and which of them each row has; ``None``: row by row.
+class ByValue:
+    """What expressions over one column give for each value of its dictionary.
 
-    Expressions are local to a row and repeatable, so that each value needs them once.  One that fails does so perhaps
-    for a value that no row has.
+    Files bring the same few values with one block after another: the results for the last dictionary are kept.
+    Expressions are local to a row and repeatable, so that each value needs them once.
     """
-    import polars as pl
 
-    if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) >= len(column) // 2:
-        return None
-    values = column.dictionary
-    if column.null_count:
-        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
-    try:
-        results = pl.DataFrame([pl.Series(name, values)]).select(*exprs).get_columns()
-    except (Exception, pl.exceptions.PanicException):
-        return None
-    if any(len(series) != len(values) for series in results):
-        return None
-    places = column.indices if column.null_count == 0 else column.indices.fill_null(len(values) - 1)
-    return results, np.asarray(places)
+    def __init__(self, exprs: Sequence[pl.Expr], name: str) -> None:
+        self._exprs, self._name = exprs, name
+        self._values: pa.Array | None = None
+        self._results: list[pl.Series] | None = None
+
+    def __call__(self, column: pa.Array) -> tuple[list[pl.Series], npt.NDArray[np.int32]] | None:
+        """Results for each value, null included, and which of them each row has; ``None``: look at each row.
+
+        An expression that fails does so perhaps for a value that no row has.
+        """
+        if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) >= len(column) // 2:
+            return None
+        values = column.dictionary
+        if column.null_count:
+            values = pa.concat_arrays([values, pa.nulls(1, values.type)])
+        if self._values is None or not self._values.equals(values):
+            self._values, self._results = values, self._evaluate(values)
+        if self._results is None:
+            return None
+        places = column.indices if column.null_count == 0 else column.indices.fill_null(len(values) - 1)
+        return self._results, fixed_view(places, places.type.to_pandas_dtype())
+
+    def _evaluate(self, values: pa.Array) -> list[pl.Series] | None:
+        import polars as pl
+
+        try:
+            results = pl.DataFrame([pl.Series(self._name, values)]).select(*self._exprs).get_columns()
+        except (Exception, pl.exceptions.PanicException):
+            return None
+        return results if all(len(series) == len(values) for series in results) else None
 
 
-@dataclass(frozen=True)
+def _by_value(exprs: Sequence[pl.Expr], roots: Sequence[str]) -> ByValue | None:
+    return ByValue(exprs, roots[0]) if len(roots) == 1 else None
+
+
 class Mask:
     """Keep the rows for which ``expr`` is true; ``live`` names the columns that are read later on."""
 
-    expr: pl.Expr
-    roots: tuple[str, ...]
-    live: tuple[str, ...] = ()
+    def __init__(self, expr: pl.Expr, roots: tuple[str, ...], live: tuple[str, ...] = ()) -> None:
+        self._expr, self._roots, self._live = expr, roots, live
+        self._by_value = _by_value((expr,), roots)
 
     def run(self, columns: Columns, rows: int) -> tuple[Columns, int]:
         kept = self._kept(columns, rows)
-        count = int(np.count_nonzero(kept))
-        if count == rows:
+        if len(kept) == rows:
             return columns, rows
-        if count * _FEW < rows:
-            places = pa.array(np.flatnonzero(kept))
-            return {name: Column(columns[name].arrow.take(places)) for name in self.live}, count
-        mask = pa.array(kept)
-        return {name: Column(columns[name].arrow.filter(mask)) for name in self.live}, count
+        if len(kept) == 0:
+            return {}, 0
+        moved: Columns = {}
+        others: list[str] = []
+        for name in self._live:
+            column = _gathered(columns[name].arrow, kept)
+            if column is None:
+                others.append(name)
+            else:
+                moved[name] = Column(column)
+        if others:
+            select = _selection(kept, rows)
+            moved |= {name: Column(select(columns[name].arrow)) for name in others}
+        return moved, len(kept)
 
-    def _kept(self, columns: Columns, rows: int) -> npt.NDArray[np.bool_]:
-        if len(self.roots) == 1:
-            found = _by_value((self.expr,), self.roots[0], columns[self.roots[0]].arrow)
-            if found is not None:
-                (values,), places = found
-                return values.fill_null(False).to_numpy()[places]
-        (kept,) = evaluate((self.expr,), self.roots, columns)
-        if len(kept) != rows:
-            kept = kept.new_from_index(0, rows)  # a constant predicate
-        return (kept.fill_null(False) if kept.null_count() else kept).to_numpy()
+    def _kept(self, columns: Columns, rows: int) -> npt.NDArray[np.int32]:
+        """Numbers of the rows that are kept, ascending."""
+        from cutwater.operators.stateless import kernels
+
+        numbers = np.empty(rows, np.int32)
+        found = None if self._by_value is None else self._by_value(columns[self._roots[0]].arrow)
+        if found is not None:
+            (results,), places = found
+            count = kernels.rows_of_values(places, _truth(results), numbers)
+            if count >= 0:
+                return numbers[:count]
+        (series,) = evaluate((self._expr,), self._roots, columns)
+        if len(series) != rows:
+            series = series.new_from_index(0, rows)  # a constant predicate
+        return numbers[: kernels.rows_of_mask(_truth(series), numbers)]
 
     def prune(self, needed: set[str]) -> tuple[Operation, set[str]]:
-        return Mask(self.expr, self.roots, tuple(sorted(needed))), needed | set(self.roots)
+        return Mask(self._expr, self._roots, tuple(sorted(needed))), needed | set(self._roots)
 
 
-@dataclass(frozen=True)
+def _truth(series: pl.Series) -> npt.NDArray[np.uint8]:
+    """True as 1, false and null as 0."""
+    filled = series.fill_null(False) if series.null_count() else series
+    return filled.to_numpy().view(np.uint8)
+
+
+def _selection(kept: npt.NDArray[np.int32], rows: int) -> Callable[[pa.Array], pa.Array]:
+    """How Arrow moves the kept rows of a column: by their numbers where they are few, else by a mask."""
+    if len(kept) * _FEW < rows:
+        numbers = pa.array(kept)
+        return lambda column: column.take(numbers)
+    mask = np.zeros(rows, np.bool_)
+    mask[kept] = True
+    bits = pa.array(mask)
+    return lambda column: column.filter(bits)
+
+
+def _gathered(column: pa.Array, rows: npt.NDArray[np.int32]) -> pa.Array | None:
+    """Some rows of a column without nulls whose values have a fixed width; ``None`` for others."""
+    from cutwater.operators.stateless import kernels
+
+    if column.null_count:
+        return None
+    if isinstance(column, pa.DictionaryArray):
+        indices = _gathered(column.indices, rows)
+        return pa.DictionaryArray.from_arrays(indices, column.dictionary, safe=False)
+    dtype = bits_dtype(column.type)
+    if dtype is None:
+        return None
+    buffer, out = new_buffer(len(rows), dtype)
+    kernels.gather(fixed_view(column, dtype), rows, out)
+    return pa.Array.from_buffers(column.type, len(rows), [None, buffer])
+
+
 class Compute:
     """Columns that come out of expressions evaluated together: ``fields`` of the results, in order."""
 
-    exprs: tuple[pl.Expr, ...]
-    roots: tuple[str, ...]
-    fields: tuple[pa.Field, ...]
+    def __init__(self, exprs: tuple[pl.Expr, ...], roots: tuple[str, ...], fields: tuple[pa.Field, ...]) -> None:
+        self.exprs, self.roots, self.fields = exprs, roots, fields
+        self._by_value = _by_value(exprs, roots)
 
     def run(self, columns: Columns, rows: int) -> list[tuple[str, Column]]:
-        results: list[pl.Series] | None = None
-        if len(self.roots) == 1:
-            found = _by_value(self.exprs, self.roots[0], columns[self.roots[0]].arrow)
-            results = None if found is None else [series.gather(found[1]) for series in found[0]]
-        if results is None:
+        found = None if self._by_value is None else self._by_value(columns[self.roots[0]].arrow)
+        if found is None:
             results = evaluate(self.exprs, self.roots, columns)
+        else:
+            results = [series.gather(found[1]) for series in found[0]]
         return [(f.name, Column(_export(s, f, rows))) for s, f in zip(results, self.fields, strict=True)]
 
 

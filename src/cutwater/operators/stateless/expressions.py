@@ -121,6 +121,10 @@ class ExpressionSpec(OneInputSpec):
     def columns_for(self, wanted: frozenset[str] | None) -> frozenset[str]:
         return columns_needed(self._compiled(trial=False).operations, self._output.names if wanted is None else wanted)
 
+    def narrowed(self, wanted: frozenset[str]) -> ExpressionSpec:
+        names = [name for name in self._output.names if name in wanted]
+        return ExpressionSpec(self.input_schema, (*self.stages, Select(names)), checked=True)
+
     def fused(self, after: OperatorSpec) -> ExpressionSpec | None:
         """Both as one, if ``after`` has expressions too: rows pass through a single operator.
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.words import fixed_view, new_buffer, to_words
+from cutwater.data.words import bits_dtype, fixed_view, new_buffer, to_words
 from cutwater.errors import BuildError
 from cutwater.runtime.channels import kernels
 from cutwater.state.keys import (
@@ -25,8 +25,6 @@ _ALIGN_ROWS = 64
 """Each target's rows begin at a multiple of this in the shared buffer: Arrow's recommended alignment at any width."""
 
 Counts: TypeAlias = npt.NDArray[np.int64]
-
-_DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 class HashPartitioner:
@@ -116,7 +114,7 @@ class HashPartitioner:
         parts: list[list[Any]] = [[None] * batch.num_columns for _ in used]
         ranges = [(int(starts[t]), int(totals[t])) for t in used]
         for c, column in enumerate(batch.columns):
-            dtype = _scatter_dtype(column)
+            dtype = bits_dtype(column.type) if column.null_count == 0 else None
             if dtype is None:
                 moved_otherwise.append((c, column))
                 continue
@@ -149,11 +147,3 @@ class HashPartitioner:
             moved = column.take(taken)
             for part, t in zip(parts, used, strict=True):
                 part[c] = moved.slice(int(starts[t]), int(totals[t]))
-
-
-def _scatter_dtype(column: pa.Array) -> Any:
-    """How to move the values as unsigned integers; ``None`` where only Arrow's ``take`` will do."""
-    kind = column.type
-    if column.null_count or not (pa.types.is_primitive(kind)):
-        return None
-    return _DTYPES.get(kind.bit_width)

@@ -246,7 +246,7 @@ def _narrowed(plan: PhysicalPlan, vertex: Vertex, node: FusedNode) -> FusedNode:
     edges = [edge for edge in plan.edges if edge.source_step == step.id]
     wanted = frozenset(name for edge in edges for name in edge.schema.names)
     inside = any(link.source == position for link in vertex.links)
-    if step.operator is None or len(step.outputs) > 1 or inside or not 0 < len(wanted) < len(step.outputs[0].schema):
+    if step.operator is None or len(step.outputs) != 1 or inside or not 0 < len(wanted) < len(step.outputs[0].schema):
         return node
     return FusedNode(node.steps, cast("OperatorSpec", node.spec).narrowed(wanted))
 

@@ -1,4 +1,4 @@
-"""Which columns of a source somebody reads, here or behind an edge."""
+"""Which columns of a source somebody reads, here or behind an edge, and which of its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import cutwater as cw
 from cutwater.api.streams.stream import Stream
 from cutwater.operators.stateless.expressions import ExpressionSpec
 from cutwater.plan.graph import PhysicalPlan, Vertex
-from cutwater.plan.planner import columns_of_source, fuse_links, make_plan, may_read_dictionaries
+from cutwater.plan.planner import columns_of_source, filters_of_source, fuse_links, make_plan, may_read_dictionaries
 
 SCHEMA = "at timestamp, k string, kind string, n long, more string"
 
@@ -99,3 +99,27 @@ def filtered_twice(stream: Stream) -> Any:
 )
 def test_expressions_leave_out_what_goes_over_no_edge(make: Callable[[Stream], Any], expected: list[list[str]]):
     assert made(make) == expected
+
+
+N, K = pl.col("n"), pl.col("k")
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (windows, [{"kind"}]),
+        (lambda s: s.filter("a", N > 1).filter("b", K == "x").write("out", cw.console()), [{"n"}, {"k"}]),
+        (lambda s: s.select("few", m="n").filter("a", pl.col("m") > 1).write("out", cw.console()), [{"n"}]),
+        (lambda s: s.with_columns("b", n=N * 2).filter("a", N > 1).write("out", cw.console()), []),
+        (aside, []),
+        (lambda s: s.write("out", cw.console()), []),
+        (
+            lambda s: [s.filter("a", N > 1).write("one", cw.console()), s.filter("b", N < 1).write("o", cw.console())],
+            [],
+        ),
+        (lambda s: s.rebalance().filter("a", N > 1).write("out", cw.console()), []),
+        (lambda s: s.map_batches("m", lambda b: b, schema=SCHEMA).filter("a", N > 1).write("out", cw.console()), []),
+    ],
+)
+def test_filters_by_which_rows_need_not_come(make: Callable[[Stream], Any], expected: list[set[str]]):
+    assert [set(one.columns.values()) for one in filters_of_source(*planned(make))] == expected

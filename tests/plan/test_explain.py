@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import cutwater as cw
@@ -121,3 +123,17 @@ class TestGuarantees:
         flights.foreach_batch("out", write_once)
         check_guarantees(flow.graph, "aligned")
         assert "out: at-most-once" in flow.explain(protocol="none")
+
+
+def test_explain_tells_filters_by_which_row_groups_are_left_out(tmp_path):
+    pq.write_table(pa.table({"n": [1], "k": ["x"]}), tmp_path / "rows.parquet")
+
+    def told(**options):
+        flow = cw.Dataflow("skips")
+        rows = flow.read("rows", cw.files(str(tmp_path / "rows.parquet"), **options))
+        rows.filter("some", (pl.col("n") > 5) & (pl.col("k").str.len_chars() > 2)).write("out", cw.console())
+        return [line for line in flow.explain().splitlines() if "row groups" in line]
+
+    (line,) = told()
+    assert line.strip().startswith('reads only row groups that may have rows with [([(col("n")) > (dyn int: 5)])')
+    assert told(rate=5) == told(bad_rows="dead_letter") == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -18,6 +18,9 @@ import pyarrow as pa
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError, CutwaterError
+
+if TYPE_CHECKING:
+    from cutwater.operators.row_filters import RowFilter
 
 Json = Any
 """A value that JSON can hold: positions, handles and split descriptions are written into the manifest as they are."""
@@ -107,6 +110,23 @@ class SplitReader(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class PassedOver(NamedTuple):
+    """Rows of a split that a reader left out, since no step has a use for them."""
+
+    rows: int
+    latest_us: int
+    """None of them has a later event time, in microseconds."""
+
+
+def take_passed_over(reader: SplitReader) -> PassedOver | None:
+    """What a reader has left out since this was asked last, all of it before the rows it gave last.
+
+    A reader that leaves rows out has a method of this name; others leave none out.
+    """
+    own = getattr(reader, "take_passed_over", None)
+    return None if own is None else own()
 
 
 class Source(Protocol):
@@ -334,6 +354,19 @@ class SourceHooks:
         own = getattr(self.source, "reading", None)
         wanted = columns is not None or dictionaries
         return own(columns, dictionaries=dictionaries) if own is not None and wanted else self.source
+
+    def passing_over(self, filters: tuple[RowFilter, ...], event_time: str | None) -> Source:
+        """The source that may leave out rows that do not fulfil each of the filters; by default it leaves none out.
+
+        Its readers tell how many they left out, and how far these had come in event time (``take_passed_over``).
+        """
+        own = getattr(self.source, "passing_over", None)
+        return own(filters, event_time) if own is not None and filters else self.source
+
+    @property
+    def passes_over_by(self) -> list[str]:
+        """Filters by which rows may be left out, as text; by default none."""
+        return getattr(self.source, "passes_over_by", [])
 
     @property
     def earliest_time(self) -> Callable[[Split, str, int], int | None] | None:

@@ -23,6 +23,7 @@ from cutwater.storage.snapshot.manifest import TableRecord
 
 if TYPE_CHECKING:
     from cutwater.operators.evolution import Evolution, Former
+    from cutwater.operators.row_filters import RowFilter
 
 Outputs: TypeAlias = list[tuple[int, pa.RecordBatch]]
 """Batches with the number of the output they go to (0 is the main output; side outputs count from 1)."""
@@ -236,6 +237,11 @@ class OperatorSpec(ABC):
     def narrowed(self, wanted: frozenset[str]) -> OperatorSpec:
         """The same step without the columns of output 0 that nobody reads, if leaving them out saves work."""
         return self
+
+    @property
+    def row_filters(self) -> tuple[RowFilter, ...]:
+        """Conditions on input rows: one that does not fulfil each of them leads to nothing, and need not come."""
+        return ()
 
     @property
     def keeps_every_row(self) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from cutwater.config import ProtocolName, format_us
+from cutwater.connectors.base import SourceHooks
 from cutwater.errors import BuildError
 from cutwater.plan.checks import check_guarantees, guarantee_of
 from cutwater.plan.graph import Edge, EdgeType, Input, LogicalGraph, PhysicalPlan, Step, Vertex
-from cutwater.plan.planner import fuse_links, make_plan
+from cutwater.plan.planner import filters_of_source, fuse_links, make_plan
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
@@ -52,6 +53,8 @@ def explain_physical(plan: PhysicalPlan) -> Iterator[str]:
     """Every vertex with its operators, and the edges that leave it."""
     for vertex in plan.vertices:
         yield f"  [{vertex.index}] x{vertex.parallelism}  {_chain(plan, vertex)}"
+        if passed_over := _passed_over(plan, vertex):
+            yield f"        reads only row groups that may have rows with {' and '.join(passed_over)}"
         for edge in plan.outputs(vertex.index):
             yield f"        {_edge(plan, edge)}"
 
@@ -75,6 +78,15 @@ def _chain(plan: PhysicalPlan, vertex: Vertex) -> str:
         from_before = link.source == link.target - 1 and not side
         text += f" -> {names[link.target]}" if from_before else f" | {names[link.source]}{side} -> {names[link.target]}"
     return text
+
+
+def _passed_over(plan: PhysicalPlan, vertex: Vertex) -> list[str]:
+    """Filters behind a read step by which its source leaves out rows that it need not look at."""
+    step = plan.steps[vertex.steps[0]]
+    if step.role != "source":
+        return []
+    source = SourceHooks(cast("Source", step.spec)).passing_over(filters_of_source(plan, vertex), None)
+    return SourceHooks(source).passes_over_by
 
 
 def _edge(plan: PhysicalPlan, edge: Edge) -> str:

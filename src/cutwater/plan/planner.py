@@ -31,6 +31,7 @@ from cutwater.state.keys import MAX_KEY_GROUPS
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
+    from cutwater.operators.row_filters import RowFilter
 
 
 class HasGraph(Protocol):
@@ -264,6 +265,19 @@ def columns_of_source(plan: PhysicalPlan, vertex: Vertex) -> frozenset[str] | No
             return out if out is not None and len(out) < len(step.outputs[0].schema) else None
         wanted[position] = None if step.operator is None or out is None else step.operator.columns_for(out)
     return None
+
+
+def filters_of_source(plan: PhysicalPlan, vertex: Vertex) -> tuple[RowFilter, ...]:
+    """Conditions on the rows of the vertex's read step: a row that does not fulfil each of them leads to nothing."""
+    if any(edge.source_step == vertex.steps[0] and edge.source_output == 0 for edge in plan.edges):
+        return ()
+    chain = fuse_links(plan, vertex)
+    readers = [link for link in chain.links if link.source == 0 and link.output == 0]
+    if len(readers) != 1 or readers[0].input != 0:
+        return ()
+    node = chain.nodes[readers[0].target]
+    operator = plan.steps[node.steps[0]].operator
+    return () if operator is None else cast("OperatorSpec", node.spec).row_filters
 
 
 def may_read_dictionaries(plan: PhysicalPlan, vertex: Vertex) -> bool:

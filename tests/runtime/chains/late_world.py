@@ -22,6 +22,7 @@ from cutwater.connectors.files.source import FileSource
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Outputs
+from cutwater.operators.stateless.expressions import ExpressionSpec, Filter
 from cutwater.operators.window.kinds import Window
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.plan.graph import Step, StreamType
@@ -95,6 +96,8 @@ class World:
     outputs: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     restored: Snapshot | None = None
     idle_timeout_s: float | None = None
+    kept: pl.Expr | None = None
+    """A filter between the source and the window."""
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -102,7 +105,9 @@ class World:
         if self.idle_timeout_s is not None:
             options["idle_timeout_ms"] = self.idle_timeout_s * 1000
         self.step = Step("in", "read", self.source, (), (StreamType(SCHEMA, "t"),), options=options)
-        self.readers = [SourceRunner(self.step, i) for i in range(self.parallelism)]
+        self.filter = None if self.kept is None else ExpressionSpec(SCHEMA, (Filter(self.kept),))
+        filters = () if self.filter is None else self.filter.row_filters
+        self.readers = [SourceRunner(self.step, i, filters=filters) for i in range(self.parallelism)]
         self.rows: list[deque[tuple[Outputs, int, int]]] = [deque() for _ in self.readers]
         self.ended = [False] * self.parallelism
         self.to_readers: list[deque[Any]] = [deque() for _ in self.readers]
@@ -176,7 +181,8 @@ class World:
         outputs, watermark, late_before = self.rows[place].popleft()
         self.operator.late_before = late_before
         for _, batch in outputs:
-            self._out(self.operator.process(0, batch))
+            for _, kept in [(0, batch)] if self.filter is None else self.filter.build().process(0, batch):
+                self._out(self.operator.process(0, kept))
         risen = self.merger.update(place, watermark, False)
         if risen is not None:
             self._out(self.operator.on_watermark(risen))
@@ -265,6 +271,7 @@ class World:
             self.outputs[: snapshot.outputs],
             snapshot,
             self.idle_timeout_s,
+            self.kept,
         )
 
     # ------------------------------------------------------------------------------------------------------ results

@@ -6,16 +6,16 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutwater.connectors.base import Json, SourceContext, Split
+from cutwater.connectors.base import Json, PassedOver, SourceContext, Split
 from cutwater.connectors.files import listing
 from cutwater.connectors.files.listing import FileEntry
+from cutwater.connectors.files.row_group_filters import GroupRun, RowGroupFilters, unit_us
 from cutwater.connectors.files.schemas import (
     SchemaOrigin,
     Widened,
@@ -25,7 +25,7 @@ from cutwater.connectors.files.schemas import (
     only,
     plain_schema,
 )
-from cutwater.data.time import MAX_WATERMARK
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import DataError
 
 _BATCH_BYTES = 4 << 20
@@ -75,7 +75,6 @@ def _parquet(
     )
 
 
-_PER_US = {"milliseconds": 1000, "microseconds": 1, "nanoseconds": Fraction(1, 1000)}
 _TRUNCATED = "Write the file again; write under a name that begins with '_' and rename it when it is whole."
 
 
@@ -143,7 +142,7 @@ def earliest_by_statistics(split: Split, column: str) -> int | None:
         if column not in names:
             return MAX_WATERMARK if not groups else None
         number = names.index(column)
-        per_us = _PER_US.get(json.loads(file.parquet.schema.column(number).logical_type.to_json()).get("timeUnit", ""))
+        per_us = unit_us(file.parquet.schema.column(number))
         lowest = MAX_WATERMARK
         for group in groups:
             statistics = group.column(number).statistics
@@ -187,8 +186,9 @@ class ParquetReader:
         divert: SourceContext | None,
         columns: frozenset[str] | None = None,
         dictionaries: bool = False,
+        filters: RowGroupFilters | None = None,
     ) -> None:
-        self._schema, self._divert = schema, divert
+        self._schema, self._divert, self._filters = schema, divert, filters
         self._file = _open(FileEntry.from_data(split.data))
         try:
             self._check_columns(origin)
@@ -205,16 +205,19 @@ class ParquetReader:
             ends = np.cumsum(counts)
             skipped = int(np.searchsorted(ends, self._row, side="right"))
             self._skip = self._row - (int(ends[skipped - 1]) if skipped else 0)
-            self._batches = self._stream(range(first + skipped, last))
+            self._batches = self._stream(range(first + skipped, last), schema)
         except BaseException:
             self._file.close()
             raise
         self._pending: pa.RecordBatch | None = None  # read from the file, not yet handed out
+        self._passed = PassedOver(0, MIN_WATERMARK)
         self._last = (self._row, self._row)
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         while self._row < self._rows:
             pending = self._next_raw() if self._pending is None else self._pending
+            if pending is None:
+                continue
             raw = pending.slice(0, max_rows)
             self._pending = pending.slice(raw.num_rows) if raw.num_rows < pending.num_rows else None
             batch = self._convert(raw)
@@ -223,6 +226,11 @@ class ParquetReader:
             if batch.num_rows:
                 return batch
         return None
+
+    def take_passed_over(self) -> PassedOver | None:
+        """Row groups that were left out since the last call, before the rows of the last ``read``."""
+        passed, self._passed = self._passed, PassedOver(0, MIN_WATERMARK)
+        return passed if passed.rows else None
 
     @property
     def position(self) -> Json:
@@ -263,7 +271,18 @@ class ParquetReader:
             self._file = self._file.with_dictionaries(names)
             self._schema, self._read_schema = (_as_dictionaries(s, names) for s in (self._schema, self._read_schema))
 
-    def _stream(self, groups: range) -> Iterator[pa.RecordBatch]:
+    def _stream(self, groups: range, schema: pa.Schema) -> Iterator[pa.RecordBatch | GroupRun]:
+        """Batches of the rows that are read, and the runs of row groups that are not."""
+        if self._filters is None:
+            yield from self._batches_of(groups)
+            return
+        for run in self._filters.runs(self._file.parquet, schema, groups):
+            if run.is_read:
+                yield from self._batches_of(run.groups)
+            else:
+                yield run
+
+    def _batches_of(self, groups: range) -> Iterator[pa.RecordBatch]:
         metadata = self._file.parquet.metadata
         total = sum(metadata.row_group(g).total_byte_size for g in groups)
         rows = max(1, sum(metadata.row_group(g).num_rows for g in groups))
@@ -272,8 +291,8 @@ class ParquetReader:
             batch_size=batch_rows, row_groups=list(groups), columns=self._read_schema.names, use_threads=False
         )
 
-    def _next_raw(self) -> pa.RecordBatch:
-        """The next batch as it is in the file; what the position skips is left out."""
+    def _next_raw(self) -> pa.RecordBatch | None:
+        """The next batch as it is in the file; what the position skips is left out.  None: rows were left out."""
         while True:
             try:
                 raw = next(self._batches)
@@ -282,6 +301,11 @@ class ParquetReader:
                 self._damaged("it has fewer rows than its footer says")
             except (pa.ArrowException, OSError) as e:
                 self._damaged(str(e))
+            if isinstance(raw, GroupRun):
+                rows, self._skip = raw.rows - self._skip, 0
+                self._row += rows
+                self._passed = PassedOver(self._passed.rows + rows, max(self._passed.latest_us, raw.latest_us))
+                return None
             if raw.num_rows <= self._skip:
                 self._skip -= raw.num_rows
                 continue

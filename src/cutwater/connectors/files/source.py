@@ -15,11 +15,13 @@ from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitR
 from cutwater.connectors.files.line_blocks import compression_of
 from cutwater.connectors.files.listing import FileEntry, absolute_paths, list_files, marker_path
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
+from cutwater.connectors.files.row_group_filters import RowGroupFilters
 from cutwater.connectors.files.schemas import SchemaOrigin
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.connectors.files.text_reader import TextReader, first_block, text_splits
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, ConfigError, DataError
+from cutwater.operators.row_filters import RowFilter
 
 FileFormat = Literal["parquet", "csv", "json"]
 
@@ -111,6 +113,7 @@ class FileSource:
         self._checked = False
         self._read: frozenset[str] | None = None
         self._dictionaries = False
+        self._filters: RowGroupFilters | None = None
         self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
@@ -172,6 +175,19 @@ class FileSource:
         copy.__dict__.update(self.__getstate__(), _read=columns, _dictionaries=dictionaries)
         return copy
 
+    @property
+    def passes_over_by(self) -> list[str]:
+        """Filters by which row groups of Parquet may be left out; none at a pace, or where bad rows must be found."""
+        if self._filters is None or self.bad_rows != "fail" or self.rate is not None:
+            return []
+        return self._filters.told if "parquet" in self._formats() else []
+
+    def passing_over(self, filters: tuple[RowFilter, ...], event_time: str | None) -> FileSource:
+        """A copy that leaves out row groups of Parquet of which no row fulfils all of the filters."""
+        copy = FileSource.__new__(type(self))
+        copy.__dict__.update(self.__getstate__(), _filters=RowGroupFilters(filters, event_time))
+        return copy
+
     def discover(self) -> list[Split]:
         """One split per file, or several of a big one; sorted by path.
 
@@ -202,7 +218,8 @@ class FileSource:
         if text is None:
             if divert is not None:  # dead letters are whole rows
                 return ParquetReader(split, position, schema, self._origin, divert)
-            return ParquetReader(split, position, schema, self._origin, None, self._read, self._dictionaries)
+            reads = (self._read, self._dictionaries, self._filters)
+            return ParquetReader(split, position, schema, self._origin, None, *reads)
         return TextReader(split, position, schema, self._origin, text, divert, columns=self._read)
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:

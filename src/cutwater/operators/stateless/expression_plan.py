@@ -166,7 +166,7 @@ class Mask:
     """Keep the rows for which ``expr`` is true; ``live`` names the columns that are read later on."""
 
     def __init__(self, expr: pl.Expr, roots: tuple[str, ...], live: tuple[str, ...] = ()) -> None:
-        self._expr, self._roots, self._live = expr, roots, live
+        self.expr, self.roots, self._live = expr, roots, live
         self._by_value = _by_value((expr,), roots)
 
     def run(self, columns: Columns, rows: int) -> tuple[Columns, int]:
@@ -193,19 +193,19 @@ class Mask:
         from cutwater.operators.stateless import kernels
 
         numbers = np.empty(rows, np.int32)
-        found = None if self._by_value is None else self._by_value(columns[self._roots[0]].arrow)
+        found = None if self._by_value is None else self._by_value(columns[self.roots[0]].arrow)
         if found is not None:
             (results,), places = found
             count = kernels.rows_of_values(places, _truth(results), numbers)
             if count >= 0:
                 return numbers[:count]
-        (series,) = evaluate((self._expr,), self._roots, columns)
+        (series,) = evaluate((self.expr,), self.roots, columns)
         if len(series) != rows:
             series = series.new_from_index(0, rows)  # a constant predicate
         return numbers[: kernels.rows_of_mask(_truth(series), numbers)]
 
     def prune(self, needed: set[str]) -> tuple[Operation, set[str]]:
-        return Mask(self._expr, self._roots, tuple(sorted(needed))), needed | set(self._roots)
+        return Mask(self.expr, self.roots, tuple(sorted(needed))), needed | set(self.roots)
 
 
 def _truth(series: pl.Series) -> npt.NDArray[np.uint8]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, CutwaterError, DataError, UserCodeError
 from cutwater.operators.base import OneInputSpec, Operator, OperatorSpec, Outputs, check_names
+from cutwater.operators.row_filters import RowFilter
 from cutwater.operators.stateless.expression_checks import (
     advice,
     check_row_local,
@@ -117,6 +118,19 @@ class ExpressionSpec(OneInputSpec):
     @property
     def keeps_every_row(self) -> bool:
         return not any(isinstance(stage, Filter) for stage in self.stages)
+
+    @property
+    def row_filters(self) -> tuple[RowFilter, ...]:
+        """Filters on columns that are still what they were in the input."""
+        filters: list[RowFilter] = []
+        carried = {name: name for name in self.input_schema.names}
+        for operation in self._compiled(trial=False).operations:
+            if isinstance(operation, Project):
+                kept = operation.kept.items()
+                carried = {name: carried[source] for name, source in kept if source in carried}
+            elif all(name in carried for name in operation.roots):
+                filters.append(RowFilter(operation.expr, {name: carried[name] for name in operation.roots}))
+        return tuple(filters)
 
     def columns_for(self, wanted: frozenset[str] | None) -> frozenset[str]:
         return columns_needed(self._compiled(trial=False).operations, self._output.names if wanted is None else wanted)

@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.base import Source, SourceHooks, Split, SplitReader, dead_letter_schema, earliest_time
+from cutwater.connectors.base import (
+    Source,
+    SourceHooks,
+    Split,
+    SplitReader,
+    dead_letter_schema,
+    earliest_time,
+    take_passed_over,
+)
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import Outputs
+from cutwater.operators.row_filters import RowFilter
 from cutwater.plan.graph import Step
 from cutwater.protocol.subtask.source_times import SplitTimes, SubtaskTime, watermark_after
 from cutwater.runtime.chains.kernels import highest_in_bound
@@ -119,6 +128,7 @@ class SourceRunner:
         subtask: number of this subtask.
         rate: rows per second for this subtask, or None.
         columns: those that somebody reads; ``None``: all.
+        filters: rows that do not fulfil each of them may be left out.
         dictionaries: texts may come as such.
     """
 
@@ -126,11 +136,14 @@ class SourceRunner:
     subtask: int
     rate: float | None = None
     columns: frozenset[str] | None = None
+    filters: tuple[RowFilter, ...] = ()
     dictionaries: bool = False
     no_more: bool = False
     limit: StepLimit | None = None
     """Of a fork that follows its leader."""
     rows: int = 0
+    rows_passed_over: int = 0
+    """That were not read, since they fulfil no filter."""
     _splits: dict[str, _Split] = field(default_factory=dict[str, _Split])
     _order: list[str] = field(default_factory=list[str])
     _dead: list[tuple[str, int, str, str]] = field(default_factory=list[tuple[str, int, str, str]])
@@ -159,6 +172,8 @@ class SourceRunner:
         source = SourceHooks(cast(Source, self.plan_step.spec))
         columns = None if self.columns is None else self.columns | times
         self.source = source.reading(columns, dictionaries=self.dictionaries)
+        if self.rate is None:  # a pace is one of all rows
+            self.source = SourceHooks(self.source).passing_over(self.filters, self._event_time)
         self._bound_us = cast(int, options.get("out_of_order_us", 0))
         self._bad_rows = options.get("bad_rows", "fail")
         self._schema = self.plan_step.outputs[0].schema
@@ -419,8 +434,18 @@ class SourceRunner:
             return False
         return not self.exhausted and all(self._is_held(self._splits[id]) for id in self._order)
 
+    def _count_passed_over(self, split: _Split) -> None:
+        """Rows that were left out count for the time of the split like those that were read before its next ones."""
+        passed = take_passed_over(split.reader) if split.reader is not None else None
+        if passed is not None:
+            self.rows_passed_over += passed.rows
+            if self._event_time is not None and passed.latest_us > split.max_time:
+                split.max_time = passed.latest_us
+                self._times.reached(split.record.id, split.max_time)
+
     def _finish(self, split: _Split) -> None:
         assert split.reader is not None
+        self._count_passed_over(split)
         split.position, split.done = split.reader.position, True
         split.reader.close()
         split.reader = None
@@ -436,6 +461,7 @@ class SourceRunner:
         return self._tokens
 
     def _package(self, batch: pa.RecordBatch | None, split: _Split) -> Read | None:
+        self._count_passed_over(split)
         dead = self._take_dead()
         if batch is not None and batch.num_rows:
             self.rows += batch.num_rows

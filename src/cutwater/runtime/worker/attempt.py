@@ -520,9 +520,13 @@ class Attempt(ConnectedAttempt):
         busy_ms: dict[str, float] = {}
         full_ms: dict[str, float] = {}
         fixed_costs: dict[str, c.FixedCost] = {}
+        counters = dict(self._counters)
         now_s = time.monotonic()
         for subtask in self._subtasks:
             full = subtask.full_s(now_s) * 1000
+            if subtask.source is not None and subtask.source.rows_passed_over:
+                step, passed = subtask.source.step, subtask.source.rows_passed_over
+                counters[step] = {**counters.get(step, {}), "rows_passed_over": passed}
             if (dearest := subtask.costs.report()) is not None:
                 fixed_costs[dearest[0]] = dearest[1]
             for node in subtask.chain.nodes:
@@ -540,7 +544,7 @@ class Attempt(ConnectedAttempt):
             rows_in=rows_in,
             rows_out=rows_out,
             watermarks=watermarks,
-            counters=self._counters,
+            counters=counters,
             busy_ms=busy_ms,
             backpressured_ms=full_ms,
             idle_ms=self.idle_s * 1000,

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import NondeterminismError
+from cutwater.operators.row_filters import RowFilter
 from cutwater.plan.graph import Channel, Step
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import End, Item, Rows, Watermark
@@ -192,9 +193,10 @@ class RecordingSource(SourceRunner):
         subtask: int,
         rate: float | None,
         columns: frozenset[str] | None,
+        filters: tuple[RowFilter, ...],
         determinants: SubtaskDeterminants,
     ) -> None:
-        super().__init__(plan_step, subtask, rate, columns)
+        super().__init__(plan_step, subtask, rate, columns, filters)
         self._log = determinants
         self._hidden: list[SplitAssignment] = []
         self._all_known = self._drained = False

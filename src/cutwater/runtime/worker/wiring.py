@@ -12,7 +12,7 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
-from cutwater.plan.planner import FusedNode, columns_of_source, fuse_links, may_read_dictionaries
+from cutwater.plan.planner import FusedNode, columns_of_source, filters_of_source, fuse_links, may_read_dictionaries
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
 from cutwater.protocol.channel.sending import ReplayBuffer
@@ -269,16 +269,17 @@ class Wiring:
         if step.role != "source":
             return None
         rate = self._deploy.rates.get(step.id)
+        columns = columns_of_source(self._plan, vertex)
+        limit = self._deploy.limits.get(step.id) if self._deploy.limits is not None else None
+        # Whoever follows a leader reads as far as the leader does, which may stand among rows of no use.
+        filters = filters_of_source(self._plan, vertex) if limit is None else ()
         if self._determinants is None:
-            columns, dictionaries = columns_of_source(self._plan, vertex), may_read_dictionaries(self._plan, vertex)
-            runner = SourceRunner(step, self._slot, rate, columns, dictionaries)
+            runner = SourceRunner(step, self._slot, rate, columns, filters, may_read_dictionaries(self._plan, vertex))
         else:
             from cutwater.runtime.worker.recording import RecordingSource
 
-            columns = columns_of_source(self._plan, vertex)
-            runner = RecordingSource(step, self._slot, rate, columns, self._determinants)
-        if self._deploy.limits is not None:
-            runner.limit = self._deploy.limits.get(step.id)
+            runner = RecordingSource(step, self._slot, rate, columns, filters, self._determinants)
+        runner.limit = limit
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
         return runner
 

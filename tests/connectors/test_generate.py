@@ -52,6 +52,19 @@ def test_the_splits_hold_every_number_once_dealt_out_in_stripes(
     assert parts == [[n for n in expected if (n - start) // stripe % partitions == p] for p in range(partitions)]
 
 
+def test_stripes_that_are_large_are_not_copied_to_join_others() -> None:
+    def wide(start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"n": range(start, start + count), "text": ["x" * 5000] * count})
+
+    source = generate(wide, schema="n long, text string", rows=4000, partitions=2, stripe_rows=500)
+    reader = source.open(source.discover()[1], None, Context())
+    sizes = [len(batch) for batch in iter(lambda: reader.read(2000), None)]
+    assert sizes == [500] * 4
+    assert values(source, 2000) == [[n for n in range(4000) if n // 500 % 2 == split] for split in range(2)]
+    narrow = generate(numbers, schema="n long", rows=4000, partitions=2, stripe_rows=500)
+    assert len(narrow.open(narrow.discover()[0], None, Context()).read(2000)) == 2000
+
+
 def test_an_endless_source_goes_on_at_its_position() -> None:
     source = generate(numbers, partitions=2, stripe_rows=3)
     assert not source.bounded

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.key_index import BytesIndex, KeyIndex, NullableIndex, WordsIndex, make_index
+from cutwater.state.key_index import BytesIndex, KeyIndex, NullableIndex, TextIndex, WordsIndex, make_index
 from cutwater.state.keys import hash_keys
 from cutwater.state.table.multi_row_keys import FrozenMultiRowKeys
 
@@ -28,11 +28,11 @@ KINDS: dict[str, tuple[type[KeyIndex], list[pa.DataType], st.SearchStrategy[Row]
     "float32": (WordsIndex, [pa.float32()], st.tuples(st.floats(allow_nan=False, width=32).map(lambda x: x + 0.0))),
     "two words": (WordsIndex, [pa.int32(), pa.float64()], st.tuples(NUMBERS, NUMBERS.map(float))),
     "three words": (WordsIndex, [pa.bool_(), pa.int8(), pa.int64()], st.tuples(st.booleans(), NUMBERS, NUMBERS)),
-    "string": (BytesIndex, [pa.string()], st.tuples(TEXTS)),
-    "large binary": (BytesIndex, [pa.large_binary()], st.tuples(st.binary(max_size=20))),
+    "string": (TextIndex, [pa.string()], st.tuples(TEXTS)),
+    "large binary": (TextIndex, [pa.large_binary()], st.tuples(st.binary(max_size=20))),
     "decimal": (BytesIndex, [pa.decimal128(9, 2)], st.tuples(st.decimals(-99, 99, places=2))),
-    "word and string": (BytesIndex, [pa.int64(), pa.string()], st.tuples(NUMBERS, TEXTS)),
-    "strings around a word": (BytesIndex, [pa.string(), pa.int16(), pa.string()], st.tuples(TEXTS, NUMBERS, TEXTS)),
+    "word and string": (TextIndex, [pa.int64(), pa.string()], st.tuples(NUMBERS, TEXTS)),
+    "strings around a word": (TextIndex, [pa.string(), pa.int16(), pa.string()], st.tuples(TEXTS, NUMBERS, TEXTS)),
 }
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +88,21 @@ def many(kind: str, count: int) -> list[Row]:
         "uint8": lambda i: i % 256,
     }
     return [tuple(make.get(str(t), lambda i: i)(i) for t in types) for i in range(count)]
+
+
+def test_texts_of_all_lengths_around_a_word_differ_from_each_other() -> None:
+    texts = [text for length in range(15) for text in ("a" * length, "a" * length + "\0", "\0" * (length + 1))]
+    distinct = list(dict.fromkeys(texts))
+    index = make_index([pa.string()])
+    whole = pa.array(texts)
+    for begin in range(len(texts)):  # the last ones end where the memory may end, too
+        exact = pa.StringArray.from_buffers(1, *pa.array([texts[begin]]).buffers()[1:])
+        assert index.find([exact]).tolist() == [-1 if begin == 0 or texts[begin] not in texts[:begin] else
+                                                distinct.index(texts[begin])]  # fmt: skip
+        assert index.upsert([exact]).tolist() == [distinct.index(texts[begin])]
+    assert index.upsert([whole]).tolist() == [distinct.index(text) for text in texts]
+    assert index.find([pa.array(["a" * 16, "a" * 15])]).tolist() == [-1, -1]
+    assert index.find([whole]).tolist() == [distinct.index(text) for text in texts]
 
 
 @each_kind

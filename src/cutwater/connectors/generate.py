@@ -20,6 +20,8 @@ from cutwater.errors import BuildError, UserCodeError
 GenerateFn: TypeAlias = Callable[[int, int], pa.RecordBatch]
 """``fn(start, count)``: the rows numbered ``start`` to ``start + count - 1``, always the same ones."""
 
+_JOINED_BYTES = 2 << 20
+"""A part of a stripe that is larger goes alone: to join it with others would copy it."""
 _FIRST_US = 1_577_836_800_000_000  # 2020-01-01T00:00:00Z
 _DEFAULT_SCHEMA = pa.schema([("value", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC"))])
 
@@ -135,6 +137,8 @@ class _RateReader:
             parts.append(self._source.compute(self._next, count))
             self._advance(count)
             max_rows -= count
+            if parts[-1].nbytes > _JOINED_BYTES:
+                break
         if not parts:
             return None
         self._last = (first, self._next)

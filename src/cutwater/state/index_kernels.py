@@ -148,6 +148,54 @@ def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, gids
 
 
 @kernel
+def upsert_pairs(words: Any, first: Any, table: Any, keys: Any, count: Any, gids: Any) -> Any:
+    """Two words per key, as ``upsert_word`` does it.  Returns (rows done, group ids used)."""
+    mask = np.uint64(table.shape[0] - 1)
+    limit = keys.shape[0]
+    flat = keys.reshape(-1)
+    places = np.empty(_BLOCK_ROWS, np.uint64)
+    entries = np.empty(_BLOCK_ROWS, np.uint64)
+    missed = np.empty(_BLOCK_ROWS + 1, np.uint64)
+    for begin in range(first, words.shape[0], _BLOCK_ROWS):
+        base, rows = np.uint64(begin), np.uint64(min(_BLOCK_ROWS, words.shape[0] - begin))
+        for b in range(rows):  # alone, and without a sign: vector code
+            places[b] = hash_word(hash_word(words[base + b, _NONE]) + np.uint64(words[base + b, _ONE])) & mask
+        for b in range(rows):
+            prefetch(table, np.int64(places[b]))
+        for b in range(rows):
+            entry = np.uint64(table[places[b]])
+            entries[b] = entry
+            prefetch(flat, np.int64((entry - np.uint64(entry > _NONE)) << _ONE))
+        misses = _NONE
+        for b in range(rows):
+            row, gid = base + b, entries[b] - np.uint64(entries[b] > _NONE)
+            gids[row] = gid
+            missed[misses] = b
+            other = (keys[gid, _NONE] ^ words[row, _NONE]) | (keys[gid, _ONE] ^ words[row, _ONE])
+            misses += np.uint64((other != 0) | (entries[b] == _NONE))
+        for m in range(misses):
+            row = base + missed[m]
+            at = places[missed[m]]
+            while True:
+                entry = np.uint64(table[at])
+                if entry == _NONE:
+                    if count >= limit:
+                        return np.int64(row), count
+                    keys[count, _NONE] = words[row, _NONE]
+                    keys[count, _ONE] = words[row, _ONE]
+                    count += 1
+                    table[at] = count
+                    entry = np.uint64(count)
+                    break
+                gid = entry - _ONE
+                if keys[gid, _NONE] == words[row, _NONE] and keys[gid, _ONE] == words[row, _ONE]:
+                    break
+                at = (at + _ONE) & mask
+            gids[row] = entry - _ONE
+    return words.shape[0], count
+
+
+@kernel
 def find_words(words: Any, table: Any, keys: Any, gids: Any) -> None:
     """Group id of each key, -1 where it is unknown."""
     mask = np.uint64(table.shape[0] - 1)

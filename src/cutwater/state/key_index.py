@@ -21,10 +21,10 @@ import pyarrow.types as pt
 
 from cutwater.data.words import Words, bytes_view, from_words, to_words, valid_rows
 from cutwater.errors import DataError
-from cutwater.state import column_kernels
+from cutwater.state import column_kernels, text_kernels
 from cutwater.state import index_kernels as kernels
 from cutwater.state.growing_array import GrowingArray, gather, in_background
-from cutwater.state.keys import as_bytes, is_word_key
+from cutwater.state.keys import as_bytes, is_text_or_bytes, is_word_key
 
 AT_ONCE_GROUP_IDS = 1 << 16
 """So many are entered into a new table at once: about a millisecond."""
@@ -130,10 +130,14 @@ class HashIndex(KeyIndex):
     def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
         gids: GroupIds = np.empty(len(columns[0]), np.int32)
         self._upsert(columns, gids)
+        self._settle()
+        return gids
+
+    def _settle(self) -> None:
+        """Have room for the next rows."""
         self._reserve(self._limit)
         if self._count >= self._due or self._next is not None:
             self._grow_table(wait=False)
-        return gids
 
     def find(self, columns: Sequence[pa.Array]) -> GroupIds:
         gids: GroupIds = np.empty(len(columns[0]), np.int32)
@@ -209,9 +213,26 @@ class WordsIndex(HashIndex):
         self._keys = GrowingArray(np.int64, () if self._single else (len(types),))
         self._reserve(self._limit)
 
+    def upsert_words(self, words: Words) -> GroupIds:
+        """``upsert`` of keys whose words lie in a matrix."""
+        gids: GroupIds = np.empty(len(words), np.int32)
+        self._upsert_words(words, gids)
+        self._settle()
+        return gids
+
+    def find_words(self, words: Words) -> GroupIds:
+        """``find`` of keys whose words lie in a matrix."""
+        gids: GroupIds = np.empty(len(words), np.int32)
+        kernels.find_words(words, self._table, self._keys.values, gids)
+        return gids
+
     def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
-        words = to_words(columns[0]) if self._single else _matrix(list(map(to_words, columns)), len(gids))
-        upsert, done = kernels.upsert_word if self._single else kernels.upsert_words, 0
+        self._upsert_words(
+            to_words(columns[0]) if self._single else _matrix(list(map(to_words, columns)), len(gids)), gids
+        )
+
+    def _upsert_words(self, words: Words, gids: GroupIds) -> None:
+        upsert, done = (kernels.upsert_word, kernels.upsert_pairs, kernels.upsert_words)[min(len(self.types), 3) - 1], 0
         while True:
             keys = self._keys.values[: self._limit]
             done, self._count = upsert(words, done, self._table, keys, self._count, gids)
@@ -234,6 +255,10 @@ class WordsIndex(HashIndex):
         if self._single:
             return [from_words(gather(self._keys.values, gids, still=True), self.types[0])]  # keys stay where they are
         return [from_words(gather(self._keys.values[:, c], gids), kind) for c, kind in enumerate(self.types)]
+
+    def words(self) -> Words:
+        """The words of the keys: a row of a matrix for each group id, and what lies behind them."""
+        return self._keys.values
 
     @property
     def key_bytes(self) -> int:
@@ -339,24 +364,121 @@ class BytesIndex(HashIndex):
         kernels.gather_spans(self._arena.values, starts, offsets, data)
         if pa.types.is_decimal(kind):
             return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(data)])
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        return pa.Array.from_buffers(pa.large_string() if text else pa.large_binary(), len(starts), buffers).cast(kind)
+        return _spans(offsets, data, kind)
 
     @property
     def key_bytes(self) -> int:
         return self._count * self._keys.values.strides[0] + self._end
 
 
-def make_index(types: Sequence[pa.DataType], expected: int = 0) -> HashIndex:
+def _spans(offsets: Words, data: npt.NDArray[np.uint8], kind: pa.DataType) -> pa.Array:
+    """Texts or binaries that lie one behind the other."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    array = pa.Array.from_buffers(pa.large_string() if text else pa.large_binary(), len(offsets) - 1, buffers)
+    return array.cast(kind)
+
+
+class TextIndex(KeyIndex):
+    """Key columns of texts or binaries, and words: short ones as words, too, two for each.
+
+    So a key lies in one place of memory, and is compared without a loop.  With the first text of more than 15 bytes
+    the keys move, once, to a ``BytesIndex``.
+
+    >>> index = TextIndex([pa.string()])
+    >>> index.upsert([pa.array(["x", "", "x"])]).tolist(), index.upsert([pa.array(["", "x" * 16])]).tolist()
+    ([0, 1, 0], [1, 2])
+    >>> index.columns(np.array([1, 0]))[0].to_pylist()
+    ['', 'x']
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
+        self.types = tuple(types)
+        widths = [1 if is_word_key(kind) else 2 for kind in types]
+        self._places = [sum(widths[:c]) for c in range(len(widths))]
+        """The first word of each column."""
+        self._width = sum(widths)
+        self._expected = expected
+        self._index: WordsIndex | BytesIndex = WordsIndex([pa.int64()] * self._width, expected)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
+        index = self._index
+        if isinstance(index, WordsIndex):
+            words = self._packed(columns)
+            if words is not None:
+                return index.upsert_words(words)
+            index = self._lengthen()
+        return index.upsert(columns)
+
+    def find(self, columns: Sequence[pa.Array]) -> GroupIds:
+        index = self._index
+        if isinstance(index, WordsIndex):
+            words = self._packed(columns)
+            if words is not None:
+                return index.find_words(words)
+            index = self._lengthen()
+        return index.find(columns)
+
+    def _packed(self, columns: Sequence[pa.Array]) -> Words | None:
+        """The words of each row; ``None``: a text is too long."""
+        words: Words = np.empty((len(columns[0]), self._width), np.int64)
+        for column, kind, place in zip(columns, self.types, self._places, strict=True):
+            if is_word_key(kind):
+                words[:, place] = to_words(column)
+            elif not text_kernels.pack_texts(*bytes_view(column), words, place):
+                return None
+        words.flags.writeable = False
+        return words
+
+    def _lengthen(self) -> BytesIndex:
+        """Move the keys to where texts of any length lie; they keep their group ids."""
+        longer = BytesIndex(self.types, max(self._expected, len(self)))
+        for begin in range(0, len(self), _MOVED_AT_ONCE):
+            longer.upsert(self.columns(np.arange(begin, min(begin + _MOVED_AT_ONCE, len(self)))))
+        self._index = longer
+        return longer
+
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        index = self._index
+        if isinstance(index, BytesIndex):
+            return index.columns(gids)
+        words, found = index.words(), list[pa.Array]()
+        for kind, place in zip(self.types, self._places, strict=True):
+            if is_word_key(kind):
+                found.append(from_words(gather(words[:, place], gids), kind))
+                continue
+            first, second = gather(words[:, place], gids), gather(words[:, place + 1], gids)
+            offsets = np.zeros(len(gids) + 1, np.int64)
+            np.cumsum(second.view(np.uint64) >> text_kernels.LENGTH, out=offsets[1:])
+            data = np.empty(int(offsets[-1]), np.uint8)
+            text_kernels.unpack_texts(first, second, offsets, data)
+            found.append(_spans(offsets, data, kind))
+        return found
+
+    @property
+    def key_bytes(self) -> int:
+        return self._index.key_bytes
+
+    def frozen(self) -> KeyIndex:
+        view = copy.copy(self)
+        view._index = self._index.frozen()
+        return view
+
+
+def make_index(types: Sequence[pa.DataType], expected: int = 0) -> KeyIndex:
     """The fastest kind of index for these key columns, with room for ``expected`` keys.
 
     >>> type(make_index([pa.timestamp("us"), pa.string()])).__name__
-    'BytesIndex'
+    'TextIndex'
     """
-    if not all(is_word_key(kind) for kind in types):
-        return BytesIndex(types, expected)
-    return WordsIndex(types, expected)
+    if all(is_word_key(kind) for kind in types):
+        return WordsIndex(types, expected)
+    if all(is_word_key(kind) or is_text_or_bytes(kind) for kind in types):
+        return TextIndex(types, expected)
+    return BytesIndex(types, expected)
 
 
 def _matrix(parts: Sequence[Words], rows: int) -> Words:

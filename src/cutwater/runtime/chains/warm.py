@@ -126,8 +126,8 @@ def _warm_up_texts(rows: pa.RecordBatch) -> None:
 def _warm_up_large_tables() -> None:
     """What a table of few rows does without: growing, setting chunks aside, telling what changed."""
     numbers = pa.array(np.arange(_GROWN_ROWS))
-    texts = pa.array([f"text-{i}" for i in range(_GROWN_ROWS)])
-    for columns in ([numbers], [numbers, numbers], [texts]):
+    short, long = (pa.array([f"{start}-{i}" for i in range(_GROWN_ROWS)]) for start in ("text", "a text of more bytes"))
+    for columns in ([numbers], [numbers, numbers], [short], [short, numbers], [long]):
         NullableIndex([column.type for column in columns]).upsert(columns)
     gather(np.arange(_GROWN_ROWS), np.zeros(_GROWN_ROWS, np.int32))
     gid = np.zeros(1, np.int32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.state.kernels import group_of, hash_word, kernel
+from cutwater.state.kernels import copy_bytes, group_of, hash_word, kernel, load_u64, set_word
 
 LANES = 4
 _BLOCK_ROWS = 256
@@ -80,3 +80,31 @@ def order(where: Any, out: Any) -> None:
 def scatter(values: Any, where: Any, out: Any) -> None:
     for i in range(np.uint64(values.shape[0])):
         out[np.uint64(where[i])] = values[i]
+
+
+OVERRUN_BYTES = 16
+"""``take_texts`` may write so many bytes too far."""
+
+
+@kernel
+def take_texts(data: Any, offsets: Any, order: Any, source: Any, target: Any, places: Any) -> None:
+    """The texts of the rows in ``order`` one behind the other, a short one as two words whatever its length.
+
+    Args:
+        source, target: addresses of ``data`` and of the memory to write to.
+        places: where each begins, and as the last one where all end.
+    """
+    at = np.int64(0)
+    safe = np.int64(data.shape[0]) - OVERRUN_BYTES
+    for i in range(order.shape[0]):
+        row = order[i]
+        start = np.int64(offsets[row])
+        length = np.int64(offsets[row + 1]) - start
+        places[i] = at
+        if length <= OVERRUN_BYTES and start <= safe:
+            set_word(target + at, load_u64(data, start))
+            set_word(target + at + 8, load_u64(data, start + 8))
+        else:
+            copy_bytes(target + at, source + start, length)
+        at += length
+    places[order.shape[0]] = at

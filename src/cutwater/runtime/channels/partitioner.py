@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.words import bits_dtype, fixed_view, new_buffer, to_words
+from cutwater.data.words import bits_dtype, bytes_view, fixed_view, new_buffer, to_words
 from cutwater.errors import BuildError
 from cutwater.runtime.channels import kernels
 from cutwater.state.keys import (
     MAX_KEY_GROUPS,
     check_key_types,
     hash_keys,
+    is_text_or_bytes,
     is_word_key,
     key_group_owner,
     require_valid_keys,
@@ -137,13 +138,24 @@ class HashPartitioner:
         used: npt.NDArray[np.int64],
         parts: list[list[Any]],
     ) -> None:
-        """The columns that only Arrow can move, ordered by target, into their place in ``parts``."""
+        """The columns of other kinds, ordered by target, into their place in ``parts``."""
         rows = len(columns[0][1])
         starts = np.cumsum(totals) - totals
         buffer, order = new_buffer(rows, np.int64)
         kernels.order(self._find_places(rows, counts, starts), order)
         taken = pa.Array.from_buffers(pa.int64(), rows, [None, buffer])
         for c, column in columns:
-            moved = column.take(taken)
+            text = is_text_or_bytes(column.type) and column.null_count == 0
+            moved = _take_texts(column, order) if text else column.take(taken)
             for part, t in zip(parts, used, strict=True):
                 part[c] = moved.slice(int(starts[t]), int(totals[t]))
+
+
+def _take_texts(column: pa.Array, order: npt.NDArray[np.int64]) -> pa.Array:
+    """``take`` of texts or binaries without a null."""
+    data, offsets = bytes_view(column)
+    size = int(offsets[-1]) - int(offsets[0])
+    places, begins = new_buffer(len(order) + 1, offsets.dtype)
+    content, out = new_buffer(size + kernels.OVERRUN_BYTES, np.uint8)
+    kernels.take_texts(data, offsets, order, data.ctypes.data, out.ctypes.data, begins)
+    return pa.Array.from_buffers(column.type, len(order), [None, places, content.slice(0, size)])

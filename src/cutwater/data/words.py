@@ -17,6 +17,21 @@ Words: TypeAlias = npt.NDArray[np.int64]
 _EMPTY_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 _UNSIGNED: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _SIGN = np.int64(-(2**63))
+_WHOLE_NUMBERS: dict[int, np.dtype[Any]] = {
+    kind.id: np.dtype(code)
+    for code, kinds in {
+        "i1": [pa.int8()],
+        "i2": [pa.int16()],
+        "i4": [pa.int32(), pa.date32(), pa.time32("s")],
+        "i8": [pa.int64(), pa.date64(), pa.time64("us"), pa.timestamp("us"), pa.duration("us")],
+        "u1": [pa.uint8()],
+        "u2": [pa.uint16()],
+        "u4": [pa.uint32()],
+        "u8": [pa.uint64()],
+    }.items()
+    for kind in kinds
+}
+"""How values that are whole numbers lie in memory, by the id of their type: asking the type itself costs more."""
 
 
 def is_word_type(kind: pa.DataType) -> bool:
@@ -99,14 +114,15 @@ def to_words(array: pa.Array, *, ordered: bool = False) -> Words:
 
 def _to_words(array: pa.Array, ordered: bool) -> Words:
     kind = array.type
-    if pa.types.is_boolean(kind):
-        return _bits(array).astype(np.int64)
-    if pa.types.is_floating(kind):
+    dtype = _WHOLE_NUMBERS.get(kind.id)
+    if dtype is None:
+        if pa.types.is_boolean(kind):
+            return _bits(array).astype(np.int64)
         values = fixed_view(array, kind.to_pandas_dtype()).astype(np.float64) + 0.0
         values[np.isnan(values)] = np.nan
         words = values.view(np.int64)
         return np.where(words < 0, words ^ np.int64(2**63 - 1), words) if ordered else words
-    words = fixed_view(array, _integer(kind))
+    words = fixed_view(array, dtype)
     if words.dtype == np.uint64:
         words = words.view(np.int64)
         return words ^ _SIGN if ordered else words
@@ -122,24 +138,18 @@ def from_words(
     [3, 4]
     """
     bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    if pa.types.is_boolean(kind):
-        content: Any = np.packbits(words != 0, bitorder="little")
-    elif pa.types.is_floating(kind):
+    dtype = _WHOLE_NUMBERS.get(kind.id)
+    if dtype is not None:
+        if ordered and dtype == np.uint64:
+            words = words ^ _SIGN
+        content: Any = words.view(dtype) if dtype.itemsize == 8 else words.astype(dtype)
+    elif pa.types.is_boolean(kind):
+        content = np.packbits(words != 0, bitorder="little")
+    else:
         if ordered:
             words = np.where(words < 0, words ^ np.int64(2**63 - 1), words)
         content = words.view(np.float64).astype(kind.to_pandas_dtype(), copy=False)
-    else:
-        dtype = _integer(kind)
-        if ordered and dtype == np.uint64:
-            words = words ^ _SIGN
-        content = words.view(dtype) if dtype.itemsize == 8 else words.astype(dtype)
     return pa.Array.from_buffers(kind, len(words), [bitmap, pa.py_buffer(np.ascontiguousarray(content))])
-
-
-def _integer(kind: pa.DataType) -> np.dtype[Any]:
-    if pa.types.is_unsigned_integer(kind):
-        return np.dtype(f"u{kind.bit_width // 8}")
-    return np.dtype(f"i{kind.bit_width // 8}")
 
 
 def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:

@@ -45,6 +45,25 @@ def test_any_key_columns_partition(keys: list[str]) -> None:
     }
 
 
+@pytest.mark.parametrize("rows", [1, 2, 63, 64, 65])
+def test_few_rows_are_split_as_many_are(rows: int) -> None:
+    random = np.random.default_rng(rows)
+    batch = pa.record_batch(
+        {
+            "k": random.integers(0, 9, rows),
+            "text": pa.array([None if i % 3 == 0 else f"t{i}" for i in range(rows)]),
+            "word": pa.array([f"w{i % 4}" for i in range(rows)]).dictionary_encode(),
+        }
+    )
+    many = pa.Table.from_batches([batch] * 70).combine_chunks().to_batches()[0]
+    partitioner = HashPartitioner(batch.schema, ["k"], 3, 16)
+    whole = dict(partitioner.split(many))
+    for target, part in partitioner.split(batch):
+        part.validate(full=True)
+        assert part.to_pylist() == whole[target].slice(0, part.num_rows).to_pylist()
+    assert sum(part.num_rows for _, part in partitioner.split(batch)) == rows
+
+
 def test_parts_stay_valid_when_the_next_batch_is_split() -> None:
     split = HashPartitioner(pa.schema([("k", pa.int64())]), ["k"], 2, 16).split
     parts = split(pa.record_batch({"k": np.arange(1000)}))

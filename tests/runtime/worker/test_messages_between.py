@@ -65,7 +65,7 @@ def test_a_message_interrupts_a_turn_which_goes_on_before_the_neighbours(called_
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
     attempt._worker, attempt._next, attempt._subtasks = worker, 0, [Neighbour(n, worker, did, called_in) for n in "abc"]
-    attempt._behind, attempt._worked = None, False
+    attempt._behind, attempt._worked, attempt.rested = None, False, False
     for expected in rounds:
         worker.called = False
         assert attempt.round(0.0) == 0.0
@@ -92,11 +92,82 @@ def test_a_worker_that_was_called_does_not_sleep_before_those_are_asked_again_wh
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
     attempt._worker, attempt._next, attempt._worked, attempt._behind = worker, 0, False, None
+    attempt.rested = False
     attempt._subtasks = [Lazy("a", worker, did, "A")]
     assert attempt.round(0.0) == 0.0, "it was called"
     worker.called, attempt._subtasks[0].called_in = False, ""
     assert attempt.round(0.0) == 0.0, "who has worked may have more to do"
     assert attempt.round(0.0) > 0.0
+
+
+class Passing:
+    """A subtask that passes on what it is handed, once it is flushed."""
+
+    source = None
+    interrupted = False
+
+    def __init__(self, name: str, behind: Passing | None, attempt: Any, did: list[str], *, in_order: bool) -> None:
+        self.name, self.behind, self.attempt, self.did, self.in_order = name, behind, attempt, did, in_order
+        self.waiting = self.built = 0
+        self.at_rest = False
+
+    def attend(self, now_s: float) -> bool:
+        return False
+
+    def round(self, now_s: float) -> bool:
+        self.did.append(self.name)
+        taken, self.waiting, self.at_rest = self.waiting, 0, True
+        self.built += taken
+        return taken > 0
+
+    def flush_idle(self) -> bool:
+        sent, self.built = self.built, 0
+        if sent and self.behind is not None:
+            self.behind.waiting += sent
+            if self.in_order:
+                self.attempt._hand_down()
+        return bool(sent)
+
+    def flush_if_due(self, now_s: float) -> float:
+        return float("inf")
+
+    def wait_s(self, now_s: float) -> float:
+        return float("inf")
+
+
+@pytest.mark.parametrize(("rested", "rounds"), [(True, 1), (False, 7)])
+def test_a_worker_that_had_nothing_to_do_is_done_after_one_round(rested: bool, rounds: int) -> None:
+    """Rows go through all its subtasks in one round, and nobody is asked again; one that is busy gathers them."""
+    did: list[str] = []
+    attempt: Any = object.__new__(Attempt)
+    attempt._worker, attempt._next, attempt._worked, attempt._behind = SimpleNamespace(called=False), 0, False, None
+    attempt.rested = rested
+    last = Passing("c", None, attempt, did, in_order=True)
+    middle = Passing("b", last, attempt, did, in_order=True)
+    first = Passing("a", middle, attempt, did, in_order=True)
+    first.waiting, attempt._subtasks = 1, [first, middle, last]
+    while attempt.round(0.0) == 0.0 and len(did) < 99:
+        pass
+    assert "".join(did) == "abc" * rounds
+    assert [s.waiting + s.built for s in attempt._subtasks] == [0, 0, 0], "before it sleeps everything has left"
+
+
+def test_what_is_handed_down_when_builders_are_due_is_taken_before_the_worker_sleeps() -> None:
+    did: list[str] = []
+    attempt: Any = object.__new__(Attempt)
+    attempt._worker, attempt._next, attempt._worked, attempt._behind = SimpleNamespace(called=False), 0, False, None
+    attempt.rested = False
+    last = Passing("b", None, attempt, did, in_order=True)
+    first = Passing("a", last, attempt, did, in_order=True)
+
+    def due(now_s: float) -> float:
+        first.flush_idle()
+        return float("inf")
+
+    first.flush_if_due, attempt._subtasks = due, [first, last]  # type: ignore[method-assign]
+    first.built = 1
+    assert attempt.round(0.0) == 0.0
+    assert last.waiting == 1, "it is there for the next round"
 
 
 class Turns:

@@ -49,6 +49,25 @@ def count(targets: Any, counts: Any) -> None:
 
 
 @kernel
+def order_of_few(targets: Any, ends: Any, out: Any) -> None:
+    """Rows ordered by target, in one lane: those of target t go to ``ends[t]`` up to ``ends[t + 1]``.
+
+    ``ends`` has one place more than there are targets, all zero.
+    """
+    for i in range(np.uint64(targets.shape[0])):
+        ends[np.uint64(targets[i] + 1)] += 1
+    for t in range(1, ends.shape[0]):
+        ends[t] += ends[t - 1]
+    for i in range(targets.shape[0] - 1, -1, -1):  # from the last row on: ``ends`` falls to where its target begins
+        target = np.uint64(targets[i] + 1)
+        ends[target] -= 1
+        out[np.uint64(ends[target])] = i
+    for t in range(1, ends.shape[0] - 1):
+        ends[t] = ends[t + 1]
+    ends[ends.shape[0] - 1] = targets.shape[0]
+
+
+@kernel
 def places(targets: Any, starts: Any, out: Any) -> None:
     """Where each row goes, when the rows of a lane and target go to ``starts[lane, target]`` and after.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cutwater.data.words import bits_dtype, bytes_view, fixed_view, new_buffer, to_words
 from cutwater.errors import BuildError
@@ -24,6 +26,10 @@ from cutwater.state.keys import (
 
 _ALIGN_ROWS = 64
 """Each target's rows begin at a multiple of this in the shared buffer: Arrow's recommended alignment at any width."""
+
+_FEW_ROWS = 64
+"""So few are moved by one call of Arrow for all columns: what a row costs does not matter, what a call costs does."""
+_UNCHECKED = pc.TakeOptions(boundscheck=False)
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 
@@ -76,15 +82,30 @@ class HashPartitioner:
             return []
         if self._parallelism == 1:
             return [(0, batch)]
-        counts = self._find_targets(batch)
+        if rows <= _FEW_ROWS:
+            return self._split_few(batch)
+        counts = self._count_targets(batch)
         totals = counts.sum(axis=0)
         used = np.flatnonzero(totals)
         if len(used) == 1:
             return [(int(used[0]), batch)]
         return self._split(batch, counts, totals, used)
 
-    def _find_targets(self, batch: pa.RecordBatch) -> Counts:
-        """Fills ``_targets``; rows by lane and target."""
+    def _split_few(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """The parts as slices of the rows ordered by target."""
+        rows = batch.num_rows
+        ends, order = np.zeros(self._parallelism + 1, np.int64), np.empty(rows, np.int64)
+        kernels.order_of_few(self._find_targets(batch), ends, order)
+        places = ends.tolist()
+        ranges = [(t, start, end - start) for t, (start, end) in enumerate(pairwise(places)) if end > start]
+        if len(ranges) == 1:
+            return [(ranges[0][0], batch)]
+        ordered = pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(order)])
+        moved = cast(pa.RecordBatch, pc.call_function("take", [batch, ordered], _UNCHECKED))
+        return [(target, moved.slice(start, size)) for target, start, size in ranges]
+
+    def _find_targets(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        """Target of each row; a view of ``_targets``."""
         rows = batch.num_rows
         if len(self._targets) < rows:
             self._targets, self._places = np.empty(rows, np.int32), np.empty(rows, np.int64)
@@ -94,6 +115,11 @@ class HashPartitioner:
             kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
         else:
             kernels.targets_of_hashes(hash_keys(columns), self._owners, targets)
+        return targets
+
+    def _count_targets(self, batch: pa.RecordBatch) -> Counts:
+        """Fills ``_targets``; rows by lane and target."""
+        targets = self._find_targets(batch)
         counts = np.zeros((kernels.LANES, self._parallelism), np.int64)
         kernels.count(targets, counts)
         return counts

@@ -76,6 +76,8 @@ class Attempt(ConnectedAttempt):
         """Of the subtasks: whose turn is next."""
         self._worked = False
         """Since the first one's turn, whatever interrupted the round: who worked may have more to do."""
+        self._handed_down = False
+        """Something went to a subtask of this worker since the last turns."""
         self._by_key: dict[tuple[int, int], Subtask] = {}
         self._checkpoints = WorkerCheckpoints()
         self._counters: dict[str, dict[str, int]] = {}
@@ -113,6 +115,7 @@ class Attempt(ConnectedAttempt):
             restore=restore,
             deploy=deploy,
             notify=self._worker.signal.set,
+            handed_down=self._hand_down,
             count=self._count,
             trace=self._open_trace(),
             logs=self._logs,
@@ -195,28 +198,44 @@ class Attempt(ConnectedAttempt):
     # ------------------------------------------------------------------------------------------------------ running
 
     def round(self, now_s: float) -> float:
-        """A turn of every subtask; returns how long the loop may sleep (0: not at all)."""
+        """A turn of every subtask; returns how long the loop may sleep (0: not at all).
+
+        A worker that rested until now has time: what each subtask gives out leaves at the end of its turn, and those
+        behind it have theirs.  If then all are at rest, that was all, and nobody looks a second time.
+        """
+        at_rest, self.rested = self.rested, False
         for subtask in self._subtasks:
-            self._worked |= subtask.attend(now_s)
+            if subtask.attend(now_s):
+                self._worked, at_rest = True, False
         for subtask in self._subtasks[self._next :]:
             self._worked |= subtask.round(now_s)
             if not subtask.interrupted:
                 self._next += 1
+            at_rest = at_rest and subtask.at_rest
+            if at_rest:
+                subtask.flush_idle()
             if self.called:
                 return 0.0
         worked, self._worked = self._worked, False
         self._next = 0
+        if worked and at_rest:
+            worked, now_s = False, time.monotonic()
         self._report_times(now_s)
         if self._behind is not None:
             self.tell_if_caught_up(following=self.following)
+        self._handed_down = False
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
         if not worked:
             for subtask in self._subtasks:
-                worked |= subtask.flush_idle()  # whoever gets it may be in this worker
-        if worked:
+                worked |= subtask.flush_idle()
+        if worked or self._handed_down:
             return 0.0
         sleep_s = min((s.wait_s(now_s) for s in self._subtasks), default=float("inf"))
         return max(0.0, min(sleep_s, wake_s - now_s))
+
+    def _hand_down(self) -> None:
+        """Something goes to a subtask whose turn comes later in the same round."""
+        self._handed_down = True
 
     def _report_times(self, now_s: float) -> None:
         """How far the sources have come, for those of their steps that have nothing to read."""

@@ -49,6 +49,8 @@ class ConnectedAttempt(abc.ABC):
         self._builder: threading.Thread | None = None
         self.running = False
         self.idle_s = 0.0
+        self.rested = False
+        """The loop has slept since the last round: there was nothing to do."""
         self._worker = worker
         self._slot, self._config = worker.args.slot, worker.args.config
         self._connections: dict[Place, Connection] = {}

@@ -125,6 +125,8 @@ class Subtask:
         self._actions_left, self._enough_s = 0, 0.0
         self.interrupted = False
         """The worker was called before the end of the turn, which goes on afterwards."""
+        self.at_rest = False
+        """The last turn ended because there was nothing to do, for want of rows alone."""
         self.costs = StepCosts(self.chain.nodes, loop.calls)
         self.busy_s = 0.0
         self._now_s = 0.0
@@ -143,7 +145,7 @@ class Subtask:
         worked = False
         if not self.interrupted:
             self._actions_left, self._enough_s = _ACTIONS_PER_ROUND, self.busy_s + self._round_s
-        self.interrupted = False
+        self.interrupted = self.at_rest = False
         while self.act(now_s):
             worked = True
             self._actions_left -= 1
@@ -152,6 +154,8 @@ class Subtask:
             if self._port.called:
                 self.interrupted = True
                 break
+        else:
+            self.at_rest = self.core.why_idle is IdleReason.NOTHING_TO_DO
         return worked
 
     def attend(self, now_s: float) -> bool:

@@ -84,7 +84,12 @@ class _SourceNode(Operator):
 
 
 class Wiring:
-    """Builds the subtasks of a region that one worker holds, for one attempt."""
+    """Builds the subtasks of a region that one worker holds, for one attempt.
+
+    Args:
+        notify: wakes the worker's loop, from any thread.
+        handed_down: called, by the loop, when something goes to a subtask that comes later in the same round.
+    """
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class Wiring:
         restore: Restore,
         deploy: Deploy,
         notify: Callable[[], None],
+        handed_down: Callable[[], None],
         count: Callable[[str, str, int], None],
         trace: WorkerTrace | None = None,
         logs: DeterminantLogs | None = None,
@@ -106,7 +112,7 @@ class Wiring:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._region_of, self._members = division.region_of, division.regions[deploy.region]
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
-        self._notify, self._count, self._trace = notify, count, trace
+        self._notify, self._handed_down, self._count, self._trace = notify, handed_down, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
         self._logs = logs
         self._determinants: SubtaskDeterminants | None = None  # of the subtask that is being built
@@ -147,7 +153,7 @@ class Wiring:
         channel = self._inputs[key] = ReceivingEnd(
             key,
             capacity,
-            self._notify,
+            self._handed_down if local and edge.source < edge.target else self._notify,
             credit_batch=1 if local else max(1, capacity // 2),
             next_row=next_row,
             watermark=known.watermark if known else MIN_WATERMARK,

@@ -206,8 +206,10 @@ class Worker:
         if sleep_s > 0 and not self._mailbox:
             started = time.monotonic()
             self.signal.wait(sleep_s)
+            slept_s = time.monotonic() - started
             for attempt in attempts.values():
-                attempt.idle_s += time.monotonic() - started
+                attempt.rested = True
+                attempt.idle_s += slept_s
 
     def _guarded(self, attempt: ConnectedAttempt, function: Any, argument: Any) -> Any:
         """Call; a failure of the attempt goes to the coordinator, the process stays."""

@@ -85,7 +85,8 @@ def files(
     rate: float | None = None,
     bad_rows: BadRows = "fail",
     watch: bool = False,
-    discover_interval_ms: float | str | timedelta = 1000.0,
+    follow: bool = False,
+    discover_interval_ms: float | str | timedelta | None = None,
     settle_ms: float | str | timedelta = 2000.0,
     end_marker: str | os.PathLike[str] | None = None,
     time_ordered: bool = False,
@@ -111,12 +112,12 @@ def files(
         bad_rows: reading: a row that cannot be read fails the job (``"fail"``) or goes to the step's dead letters
             (``"dead_letter"``).
         watch: reading: the directory keeps growing.
-        discover_interval_ms: watching: how often to look for new files; milliseconds or a duration such as ``"1s"``.
-        settle_ms: watching: how long a file must have been left alone; as above.
+        follow: watching: lines may be appended to the files, which are CSV or JSON lines without compression.
+        discover_interval_ms: watching: look for new files so often (``"1s"``); None: every 20 ms to 1 s, as it costs.
+        settle_ms: watching: how long a file must have been left alone; as above.  Not of files that are followed.
         end_marker: watching: a file that says, by being there, that the directory is complete.  A bare name,
             ``"_DONE"``, lies in the watched directory; anything with a slash, ``"./_DONE"``, is a path.
-        time_ordered: reading: in the order of their paths, each file begins no earlier in event time than the one
-            before.
+        time_ordered: reading: in the order of paths no file begins earlier in event time than the one before.
         quote: reading CSV: quoting character, doubled inside quotes; None for no quoting.
         null_values: reading CSV: fields that mean null (only unquoted ones).
         timestamp_formats: reading CSV and JSON: ``strptime`` formats, tried in order; without them ISO 8601.

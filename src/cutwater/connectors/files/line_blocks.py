@@ -61,6 +61,8 @@ class LineBlocks:
 
     Uncompressed files are entered by a seek; compressed ones have to be decompressed up to the offset.
 
+    Of a file that grows, what follows the last newline is no row yet; ``next_block`` may be asked again.
+
     Args:
         entry: the file as it was listed.
         offset: first byte to read (in the decompressed text), the start of a line.
@@ -124,7 +126,7 @@ class LineBlocks:
         return self._line
 
     def next_block(self) -> Block | None:
-        """The next block that has rows, or None at the end.
+        """The next block that has rows, or None at the end, which may be that for now.
 
         Raises:
             DataError: the file was changed meanwhile, its compression is damaged, or a row is too long.
@@ -143,8 +145,9 @@ class LineBlocks:
     def _next(self) -> Block | None:
         data, self._rest = self._rest, b""
         while True:
+            had = len(data)
             if not self._ended:
-                data += self._read(max(self._block_bytes, len(data)))
+                data += self._read(max(self._block_bytes, had))
             if not data:
                 return None
             newlines = find_newlines(data)
@@ -153,6 +156,9 @@ class LineBlocks:
                 break
             if len(data) > self._max_row_bytes:
                 return self._too_long(data, newlines)
+            if len(data) == had and self._entry.grows_until is not None:
+                self._rest = data  # of a row that is still being written
+                return None
         if self._ended and data[-1] != _NEWLINE and not (quoted and self._open_quote(data)):
             row_ends = np.append(row_ends, len(data) - 1)
         if not len(row_ends):
@@ -168,6 +174,8 @@ class LineBlocks:
     def _enter(self, offset: int) -> None:
         self._offset = 0
         if not self._compressed:
+            if self._entry.grows_until is not None and offset > self._file.size():
+                raise self._entry.shrank(self._file.size(), offset)
             self._stream.seek(offset)
             self._offset = offset
         while self._offset < offset:
@@ -189,6 +197,9 @@ class LineBlocks:
         self._rest = head
 
     def _read(self, size: int) -> bytes:
+        is_over = self._entry.is_over  # asked first: what was written before is there to be read
+        if self._entry.grows_until is not None:
+            self._end = max(self._stream.tell(), os.fstat(self._file.fileno()).st_size)
         try:
             data = self._stream.read(size if self._compressed else min(size, self._end - self._stream.tell()))
         except (OSError, pa.ArrowException) as e:
@@ -201,7 +212,7 @@ class LineBlocks:
         if self._compressed:
             self._ended = len(data) < size
         else:
-            self._ended = self._stream.tell() >= self._end
+            self._ended = is_over and self._stream.tell() >= self._end
         return data
 
     # ------------------------------------------------------------------------------------------------ row limits

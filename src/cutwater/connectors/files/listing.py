@@ -17,32 +17,46 @@ SPLIT_BYTES = 64 << 20
 
 A constant and not a setting: ids and positions in snapshots depend on it.
 """
+_FIRST_BYTES = 1 << 16
 _HIDDEN_ENDS = (".tmp", ".crc", "._COPYING_")
 
 
 class FileEntry(NamedTuple):
-    """A file as it was when it was listed.  What changed since then is not read: it would not be the same rows."""
+    """A file as it was when it was listed.
+
+    What changed since then is not read, as it would not be the same rows.  Lines may be appended to one that grows.
+    """
 
     path: str
     size: int
     mtime_ns: int | None
     """Time of the last change; None where only the size is to be compared."""
+    grows_until: str | None = None
+    """Lines are appended until this file is there, or for ever (``""``); None: it stays as it is."""
 
     @classmethod
     def from_data(cls, data: Json) -> FileEntry:
-        return cls(data["file"], data["size"], data["mtime_ns"])
+        return cls(data["file"], data["size"], data["mtime_ns"], data.get("grows_until"))
 
     def to_data(self) -> dict[str, Json]:
         """For ``Split.data``."""
-        return {"file": self.path, "size": self.size, "mtime_ns": self.mtime_ns}
+        data = {"file": self.path, "size": self.size, "mtime_ns": self.mtime_ns}
+        return data if self.grows_until is None else {**data, "grows_until": self.grows_until}
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is appended any more."""
+        return self.grows_until is None or (self.grows_until != "" and os.path.exists(self.grows_until))
 
     def check(self, handle: int) -> None:
         """Compare with the open file.
 
         Raises:
-            DataError: it was changed or replaced since it was listed.
+            DataError: it was changed or replaced since it was listed, other than by growing where it may.
         """
         now = os.fstat(handle)
+        if self.grows_until is not None and now.st_size >= self.size:
+            return
         if now.st_size != self.size:
             what = "shrank" if now.st_size < self.size else "grew"
             raise self._changed(f"it {what} from {self.size} to {now.st_size} bytes")
@@ -71,11 +85,31 @@ class FileEntry(NamedTuple):
             raise
         return file
 
+    def shrank(self, size: int, offset: int) -> DataError:
+        """The error of a file that grows and now ends before the position that was reached."""
+        return self._changed(f"it has {size} bytes, and had been read up to byte {offset}")
+
     def _changed(self, how: str) -> DataError:
         return DataError(
             f"{self.path} was changed or replaced after the job had found it: {how}",
             hint="Input files must not change: write a new file under another name, and rename it in when it is whole.",
         )
+
+
+def has_whole_line(path: str) -> bool:
+    """Whether a text file that is being written has a whole line, as far as its first 64 KiB tell.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_FIRST_BYTES)
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise DataError(f"cannot open {path}: {e}") from e
+    return b"\n" in head or len(head) == _FIRST_BYTES
 
 
 def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import pyarrow as pa
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate, earliest_of_first_row
 from cutwater.connectors.files.line_blocks import compression_of
-from cutwater.connectors.files.listing import FileEntry, absolute_paths, list_files, marker_path
+from cutwater.connectors.files.listing import FileEntry, absolute_paths, has_whole_line, list_files, marker_path
+from cutwater.connectors.files.look_interval import LookInterval
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.files.row_group_filters import RowGroupFilters
 from cutwater.connectors.files.schemas import SchemaOrigin
@@ -44,8 +45,9 @@ class FileSource:
 
     Bounded: the files that are there when the job starts.  With ``watch`` the directory is asked for new files again
     and again; a file counts once it has not been changed for ``settle_ms`` (0: at once, for writers that rename whole
-    files in), and must never change afterwards.  Names that begin with ``.`` or ``_`` or end with ``.tmp`` or ``.crc``
-    never count.
+    files in), and must never change afterwards.  With ``follow`` lines may be appended to texts, and are read as they
+    come: a file counts as soon as its first line is whole.  Names that begin with ``.`` or ``_`` or end with ``.tmp``
+    or ``.crc`` never count.
 
     Without ``schema`` the first file tells it: Parquet by its footer, CSV and JSON lines by their first rows (about
     1 MiB).  All files must have its columns; a Parquet column may be narrower.  In JSON a missing field is null.
@@ -75,7 +77,8 @@ class FileSource:
         rate: float | None = None,
         bad_rows: BadRows = "fail",
         watch: bool = False,
-        discover_interval_ms: float | str | timedelta = 1000.0,
+        follow: bool = False,
+        discover_interval_ms: float | str | timedelta | None = None,
         settle_ms: float | str | timedelta = 2000.0,
         end_marker: str | os.PathLike[str] | None = None,
         time_ordered: bool = False,
@@ -90,19 +93,17 @@ class FileSource:
         check_rate(rate)
         if bad_rows not in ("fail", "dead_letter"):
             raise ConfigError(f"files: bad_rows is 'fail' or 'dead_letter', got {bad_rows!r}")
-        interval_ms = parse_duration_ms(discover_interval_ms, name="discover_interval_ms")
-        if interval_ms == 0:
-            raise ConfigError("files: discover_interval_ms must be above 0")
-        if end_marker is not None and not watch:
-            raise ConfigError("files: end_marker needs watch=True")
+        self._looks = LookInterval(discover_interval_ms)
+        for name, given in (("end_marker", end_marker is not None), ("follow", follow)):
+            if given and not watch:
+                raise ConfigError(f"files: {name} needs watch=True")
         for name, mark in (("delimiter", delimiter), ("quote", quote)):
             if mark is not None and (len(mark.encode()) != 1 or mark in "\r\n"):
                 raise ConfigError(f"files: {name} must be one ASCII character, got {mark!r}")
         self.paths = absolute_paths(path)
         self.bad_rows: BadRows = bad_rows
         self._format: FileFormat | None = format
-        self.rate, self._watch = rate, watch
-        self.discover_interval_ms = interval_ms
+        self.rate, self._watch, self._follow = rate, watch, follow
         self._settle_ms = parse_duration_ms(settle_ms, name="settle_ms")
         self.time_ordered = time_ordered
         self._end_marker = None if end_marker is None else marker_path(end_marker, self.paths)
@@ -145,6 +146,16 @@ class FileSource:
                     text.check(schema)
         self._schema, self._checked = schema, True
         return schema
+
+    @property
+    def discover_interval_ms(self) -> float:
+        """Until the driver looks for new files again."""
+        return self._looks.interval_ms
+
+    @property
+    def interleave(self) -> bool:
+        """Files that are followed never end, so that they take turns."""
+        return self._follow
 
     @property
     def bounded(self) -> bool:
@@ -195,6 +206,7 @@ class FileSource:
             BuildError: a path is gone.
             DataError: a file changed after it had been found, or a big Parquet file is damaged.
         """
+        began_s = time.perf_counter()
         # First the marker, then the files: what was renamed in before the marker is then seen for certain.
         ended = self._end_marker is not None and os.path.exists(self._end_marker)
         entries = self._list()
@@ -204,6 +216,7 @@ class FileSource:
         splits = [split for entry in entries for split in self._splits(entry)]
         self._complete = ended and (self._saw_end or not self._discovered)
         self._saw_end, self._discovered = ended, True
+        self._looks.took(time.perf_counter() - began_s)
         return splits
 
     def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
@@ -247,6 +260,8 @@ class FileSource:
 
     def _settled(self, entry: FileEntry, now_s: float) -> bool:
         """True once the file may be taken: long unchanged by its own time, or by what was seen of it."""
+        if self._follow and entry.path not in self._known:
+            return has_whole_line(entry.path)
         if entry.path in self._known or self._settle_ms == 0:
             return True
         assert entry.mtime_ns is not None
@@ -263,11 +278,16 @@ class FileSource:
         if known is None:
             entry = self._listed(entry)
             text = self._text(self._file_format(entry.path))
+            if self._follow and (text is None or compression_of(entry.path) is not None):
+                raise BuildError(
+                    f"files: {entry.path} cannot be followed: its format is not made for being appended to",
+                    hint="follow=True is for CSV and JSON lines without compression.",
+                )
             splits = parquet_splits(entry) if text is None else text_splits(entry, text)
             self._known[entry.path] = (entry, splits)
             self._unsettled.pop(entry.path, None)
             return splits
-        if known[0] != self._listed(entry):
+        if known[0] != self._listed(entry) and not (self._follow and entry.size >= known[0].size):
             raise DataError(
                 f"{entry.path} was changed or replaced after the job had found it",
                 hint="Input files must not change: add new files under new names.",
@@ -276,7 +296,7 @@ class FileSource:
 
     def _listed(self, entry: FileEntry) -> FileEntry:
         """Identity of a file, by which a change of it is noticed."""
-        return entry
+        return entry._replace(mtime_ns=None, grows_until=self._end_marker or "") if self._follow else entry
 
     def _formats(self) -> set[FileFormat]:
         """The formats of the files that are there now."""
@@ -313,7 +333,7 @@ class FileSource:
             if text is None:
                 schema = file_schema(entry)
             else:
-                first = first_block(entry, text)
+                first = first_block(self._listed(entry), text)
                 if first is None:
                     continue
                 schema = text.infer(first[1], first[0])

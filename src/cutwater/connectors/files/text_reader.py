@@ -68,6 +68,8 @@ def text_splits(entry: FileEntry, text: TextFormat) -> list[Split]:
     Raises:
         DataError: a big file is gone or was changed.
     """
+    if entry.grows_until is not None:
+        return [Split(entry.path, entry.to_data())]
     ranges = row_ranges(entry, None if isinstance(text, JsonFormat) else text.quote)
     if len(ranges) < 2 or _start(entry, text).offset > ranges[0][1]:  # blank lines before the header may be many
         return [Split(entry.path, entry.to_data())]
@@ -108,11 +110,11 @@ def _start(entry: FileEntry, text: TextFormat) -> _Start:
 
 
 class TextReader:
-    """Reads one file, or a range of it.  Position: ``{"offset": byte of the next line, "line": its number}``.
+    """Reads one file, or a range of it; of a file that grows, what is there.
 
-    Offsets count in the decompressed text, lines from the begin of the range.  Rows that cannot be parsed fail with
-    file and line, or are diverted; a diverted row is handed over in the same call as the row before it, so that it is
-    handed over once per replay, too.
+    Position: ``{"offset": byte of the next line, "line": its number}``.  Offsets count in the decompressed text, lines
+    from the begin of the range.  Rows that cannot be parsed fail with file and line, or are diverted; a diverted row is
+    handed over in the same call as the row before it, so that it is handed over once per replay, too.
     """
 
     def __init__(

@@ -86,8 +86,10 @@ def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us:
     return cuts, [watermark_after(m, bound_us) for m in maxima]
 
 
-_POLL_S = 0.01
-"""How long a split that had nothing to give is left alone."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+"""How long a split that had nothing to give is left alone, the first time and after many times."""
+_PAUSE_PER_SPLIT_S = 0.0002
+"""The longest pause is this much for each split that there is, so that many of them cost no more to ask than few."""
 _BURST_S = 0.1
 """A rate-limited source catches up at most this much time after a stall."""
 _LOOKS_PER_READ = 16
@@ -115,6 +117,8 @@ class _Split:
     idle: bool = False
     reader: SplitReader | None = None
     retry_s: float = 0.0
+    pause_s: float = 0.0
+    """How long it was left alone the last time; 0: it had something to give."""
     quiet_since_s: float | None = None
     """It has had nothing to give since then."""
 
@@ -287,8 +291,12 @@ class SourceRunner:
             raise
         if split.reader is not None and split.reader.exhausted and self._may_end(split):
             self._finish(split)
-        elif batch is None:
-            split.retry_s = now_s + _POLL_S
+        elif batch is not None:
+            split.pause_s = 0.0
+        else:
+            longest_s = max(_LONGEST_PAUSE_S, _PAUSE_PER_SPLIT_S * len(self._order))
+            split.pause_s = min(longest_s, 2 * split.pause_s or _FIRST_PAUSE_S)
+            split.retry_s = now_s + split.pause_s
             if self._falls_idle(split, now_s):
                 return self._idles(split)
         return self._package(batch, split)

@@ -14,6 +14,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,12 @@ class Note:
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        late = time.monotonic_ns() - batch.column("t").to_numpy()
-        with Path(self._folder, str(os.getpid())).open("ab") as file:
-            late.tofile(file)
-        return pa.record_batch({"late_ns": late})
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            late = time.monotonic_ns() - batch.column("t").to_numpy()
+            with Path(self._folder, str(os.getpid())).open("ab") as file:
+                late.tofile(file)
+            yield pa.record_batch({"late_ns": late})
 
 
 def put(path: Path, text: str) -> None:

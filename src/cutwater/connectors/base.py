@@ -467,12 +467,22 @@ def earliest_of_first_row(reader: SplitReader, column: str, bound_us: int) -> in
     """As far before the first row as the bound allows; the reader is closed."""
     try:
         batch = reader.read(_ROWS)
-        if batch is None or not batch.num_rows:
-            return MAX_WATERMARK if reader.exhausted else None
-        times: Any = batch.column(column)
-        valid = times.drop_null().cast(pa.timestamp("us", getattr(times.type, "tz", None))).cast(pa.int64())
-        return int(np.asarray(valid)[0]) - bound_us if len(valid) else None
-    except pa.ArrowException:
-        return None
+        return earliest_of(batch, column, bound_us, ended=reader.exhausted)
     finally:
         reader.close()
+
+
+def earliest_of(batch: pa.RecordBatch | None, column: str, bound_us: int, *, ended: bool) -> int | None:
+    """As far before the first of the rows that has a time as the bound allows.
+
+    Args:
+        ended: there are no rows behind these.
+    """
+    if batch is None or not batch.num_rows:
+        return MAX_WATERMARK if ended else None
+    try:
+        times: Any = batch.column(column)
+        valid = times.drop_null().cast(pa.timestamp("us", getattr(times.type, "tz", None))).cast(pa.int64())
+    except pa.ArrowException:
+        return None
+    return int(np.asarray(valid)[0]) - bound_us if len(valid) else None

@@ -25,6 +25,9 @@ _SHORT_LINE = 16
 _BOMS = {b"\xef\xbb\xbf": "", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
+_IS_SPACE = np.zeros(256, np.bool_)
+_IS_SPACE[[9, 13, 32]] = True
+
 Offsets = npt.NDArray[np.int64]
 
 _find_newlines: Any = line_kernels.find_newlines
@@ -135,6 +138,20 @@ class LineBlocks:
             if len(block.starts):
                 return block
         return None
+
+    def first_row(self) -> tuple[bytes, int] | None:
+        """The next row alone, and its line; None at the end.  Then comes what stands behind it.
+
+        Raises:
+            DataError: as ``next_block``.
+        """
+        block = self.next_block()
+        if block is None:
+            return None
+        first, end, line = int(block.starts[0]), int(block.ends[0]), int(block.lines[0])
+        self._rest = block.data[end:] + self._rest
+        self._offset, self._line = block.offset + end, line + block.data.count(b"\n", first, end)
+        return block.data[first:end], line
 
     def number(self, line: int) -> int:
         """Number in the file of a line of the range.  Reads what stands before the range, at the first call."""
@@ -278,7 +295,7 @@ class LineBlocks:
         lines = self._line + before
         blank = _blank(data, starts, ends)
         if self._spaces_are_blank:
-            for row in np.flatnonzero(np.isin(np.frombuffer(data, np.uint8)[starts], (9, 13, 32))):
+            for row in np.flatnonzero(_IS_SPACE[np.frombuffer(data, np.uint8)[starts]]):
                 blank[row] = not data[starts[row] : ends[row]].strip()
         if blank.any():
             starts, ends, lines = starts[~blank], ends[~blank], lines[~blank]

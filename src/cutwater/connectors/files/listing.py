@@ -63,6 +63,14 @@ class FileEntry(NamedTuple):
         if self.mtime_ns is not None and now.st_mtime_ns != self.mtime_ns:
             raise self._changed("its time of change is another one")
 
+    def is_unchanged(self) -> bool:
+        """Whether the file is there as it was listed."""
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return False
+        return now.st_size == self.size and self.mtime_ns in (None, now.st_mtime_ns)
+
     def open(self) -> pa.OSFile:
         """The file, open.
 

@@ -11,10 +11,20 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
-from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate, earliest_of_first_row
+from cutwater.connectors.base import (
+    BadRows,
+    Json,
+    SourceContext,
+    Split,
+    SplitReader,
+    check_rate,
+    earliest_of,
+    earliest_of_first_row,
+)
 from cutwater.connectors.files.line_blocks import compression_of
 from cutwater.connectors.files.listing import FileEntry, absolute_paths, has_whole_line, list_files, marker_path
 from cutwater.connectors.files.look_interval import LookInterval
+from cutwater.connectors.files.looked_into import SMALL_BYTES, LookedInto
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.files.row_group_filters import RowGroupFilters
 from cutwater.connectors.files.schemas import SchemaOrigin
@@ -25,9 +35,6 @@ from cutwater.errors import BuildError, ConfigError, DataError
 from cutwater.operators.row_filters import RowFilter
 
 FileFormat = Literal["parquet", "csv", "json"]
-
-_FIRST_BYTES = 1 << 13
-"""So much of a text is parsed to see when its rows begin."""
 
 _FORMATS: dict[str, FileFormat] = {
     ".parquet": "parquet",
@@ -115,6 +122,7 @@ class FileSource:
         self._read: frozenset[str] | None = None
         self._dictionaries = False
         self._filters: RowGroupFilters | None = None
+        self._looked_into = LookedInto()
         self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
@@ -124,7 +132,7 @@ class FileSource:
         return f"FileSource({', '.join(self.paths)!r}, format={self._format!r}, watch={self._watch})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_unsettled": {}}
+        return {**self.__dict__, "_known": {}, "_unsettled": {}, "_looked_into": LookedInto()}
 
     # ------------------------------------------------------------------------------------------------- the seam
 
@@ -233,7 +241,11 @@ class FileSource:
                 return ParquetReader(split, position, schema, self._origin, divert)
             reads = (self._read, self._dictionaries, self._filters)
             return ParquetReader(split, position, schema, self._origin, None, *reads)
-        return TextReader(split, position, schema, self._origin, text, divert, columns=self._read)
+        looked_into = self._looked_into.take(split.id) if position is None else None
+        parsers = self._looked_into.parsers
+        return looked_into or TextReader(
+            split, position, schema, self._origin, text, divert, columns=self._read, parsers=parsers
+        )
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
         """See ``earliest.earliest_time``: of Parquet by its statistics, of texts by the first line that has a time.
@@ -244,12 +256,28 @@ class FileSource:
         schema = self.schema if self._schema is None else self._schema
         text = self._text(self._file_format(split.data["file"]))
         if text is not None:
-            reader = TextReader(split, None, schema, self._origin, text, None, block_bytes=_FIRST_BYTES)
-            return earliest_of_first_row(reader, column, bound_us)
+            return self._earliest_of_text(split, schema, text, column, bound_us)
         told = earliest_by_statistics(split, column)
         if told is not None:
             return told
         return earliest_of_first_row(ParquetReader(split, None, schema, self._origin, None), column, bound_us)
+
+    def _earliest_of_text(
+        self, split: Split, schema: pa.Schema, text: TextFormat, column: str, bound_us: int
+    ) -> int | None:
+        """By the first row that has a time.  A small file is parsed here once and for all."""
+        entry, parsers = FileEntry.from_data(split.data), self._looked_into.parsers
+        reader = TextReader(
+            split, None, schema, self._origin, text, None, SMALL_BYTES, columns=self._read, parsers=parsers
+        )
+        kept = False
+        try:
+            found = earliest_of(reader.look(), column, bound_us, ended=reader.holds_the_rest)
+            kept = self._looked_into.keep(split.id, entry, reader)
+        finally:
+            if not kept:
+                reader.close()
+        return found
 
     # ---------------------------------------------------------------------------------------------- files, formats
 

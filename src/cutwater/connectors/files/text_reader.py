@@ -14,7 +14,7 @@ from cutwater.connectors.base import PART_OF, Json, SourceContext, Split
 from cutwater.connectors.files.line_blocks import Block, LineBlocks, row_ranges
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import SchemaOrigin, Widened, check_columns, good_and_bad, name_differences, only
-from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
+from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainParser, TextFormat
 from cutwater.errors import DataError
 
 BLOCK_BYTES = 1 << 20
@@ -22,6 +22,7 @@ BLOCK_BYTES = 1 << 20
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
+_MAX_REASON = 500
 _SLOW_MOST = 31
 """So often the slow way is taken at most before the fast one is tried again."""
 
@@ -96,17 +97,36 @@ def _start(entry: FileEntry, text: TextFormat) -> _Start:
     if isinstance(text, JsonFormat):
         return _Start(0, 1, [])
     with closing(_lines(entry, text, 0, 1, block_bytes=1 << 16)) as lines:
-        block = lines.next_block()
-    if block is None:
+        return _begin(entry, text, lines)
+
+
+def _begin(entry: FileEntry, text: CsvFormat, lines: LineBlocks) -> _Start:
+    """The columns of a CSV file by its first row, which is taken from the lines."""
+    found = lines.first_row()
+    if found is None:
         return _Start(0, 1, [])
-    first, end = int(block.starts[0]), int(block.ends[0])
+    data, line = found
     try:
-        row = block.data[first:end].decode().rstrip("\r\n")
+        row = data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise DataError(f"{entry.path} line {block.lines[0]}: not UTF-8", hint="Convert the file to UTF-8.") from None
-    if not text.header:
-        return _Start(0, 1, text.positional_names(row))
-    return _Start(block.offset + end, int(block.lines[0]) + block.data.count(b"\n", first, end), text.names(row))
+        raise DataError(f"{entry.path} line {line}: not UTF-8", hint="Convert the file to UTF-8.") from None
+    return (
+        _Start(lines.offset, lines.line, text.names(row)) if text.header else _Start(0, 1, text.positional_names(row))
+    )
+
+
+class PlainParsers:
+    """Parsers of plain rows, of one source: files with the same columns share one.  Used by one thread."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, ...], PlainParser | None] = {}
+
+    def of(self, text: TextFormat, schema: pa.Schema, names: Sequence[str]) -> PlainParser | None:
+        """The parser of rows with these columns, of which the schema names those that are read."""
+        key = (type(text).__name__, *schema.names, "", *names)
+        if key not in self._made:
+            self._made[key] = text.plain(schema, names)
+        return self._made[key]
 
 
 class TextReader:
@@ -127,26 +147,60 @@ class TextReader:
         divert: SourceContext | None,
         block_bytes: int | None = None,
         columns: frozenset[str] | None = None,
+        parsers: PlainParsers | None = None,
     ) -> None:
         self._entry = FileEntry.from_data(split.data)
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
-        start = _start(self._entry, text)
+        self._lines, start, at = self._opened(split, position, block_bytes or BLOCK_BYTES)
         self._names = self._column_names(start.names)
-        first, end = split.data.get("bytes") or (0, self._entry.size)
-        at = (first, 1) if first else (start.offset, start.line)
-        if position is not None:
-            at = (int(position["offset"]), int(position["line"]))
-        self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES, (first, end))
         self._read_schema = only(schema, columns) if text.passes_over else schema
         """The columns that are parsed; the others are null."""
         self._widened = Widened(schema)
-        self._plain = text.plain(self._read_schema, self._names)
+        self._plain = (PlainParsers() if parsers is None else parsers).of(text, self._read_schema, self._names)
         self._slow_left = self._slow_last = 0
         """How often ``_plain`` is not tried, since a block was not plain, and how often it was not the last time."""
         self._parsed: _Parsed | None = None
         self._row = 0
         self._bad = 0
         self._last = (at[1], at[1])
+
+    def _opened(
+        self, split: Split, position: Json | None, block_bytes: int
+    ) -> tuple[LineBlocks, _Start, tuple[int, int]]:
+        """The lines from the position on, the begin of the file, and the place of its first line."""
+        entry, text = self._entry, self._text
+        first, end = split.data.get("bytes") or (0, entry.size)
+        if position is None and first == 0 and isinstance(text, CsvFormat) and text.header:
+            lines = _lines(entry, text, 0, 1, block_bytes, (first, end))
+            try:
+                start = _begin(entry, text, lines)
+            except BaseException:
+                lines.close()
+                raise
+            return lines, start, (start.offset, start.line)
+        start = _start(entry, text)
+        at = (first, 1) if first else (start.offset, start.line)
+        if position is not None:
+            at = (int(position["offset"]), int(position["line"]))
+        return _lines(entry, text, *at, block_bytes, (first, end)), start, at
+
+    def look(self) -> pa.RecordBatch | None:
+        """The rows of the first block, which are still to be read; ``None`` if there are none.
+
+        Raises:
+            DataError: one of them is bad, or the file is.
+        """
+        parsed = self._parsed or self._next_parsed()
+        return None if parsed is None else parsed.rows
+
+    @property
+    def holds_the_rest(self) -> bool:
+        """Everything is parsed: the file is not needed any more."""
+        return self._lines.ended
+
+    def close_file(self) -> None:
+        """Close the file, and keep what is parsed of it."""
+        self._lines.close()
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         parsed = self._parsed or self._next_parsed()
@@ -212,7 +266,8 @@ class TextReader:
             bad = [(0, "a quoted field begins here that is never closed")]
         else:
             result = good_and_bad(rows, lambda a, b: self._batch(block, a, b), first_only=self._divert is None)
-            batches, good, bad = result.batches, result.good, result.bad
+            batches, good = result.batches, result.good
+            bad = [(row, reason[:_MAX_REASON]) for row, reason in result.bad]  # it may quote a value of megabytes
         if bad and self._divert is None:
             raise self._error(block, *bad[0])
         numbers = np.concatenate([np.arange(r.start, r.stop) for r in good] or [np.empty(0, np.int64)])

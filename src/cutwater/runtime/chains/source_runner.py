@@ -563,7 +563,7 @@ class SourceRunner:
         if split.idle:  # what it gives now is as late as anything that comes behind the time told
             split.idle = False
             split.max_time = max(split.max_time, self._watermark + self._bound_us + 1)
-        times = batch.column(self._event_time).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        times = batch.column(self._event_time).view(pa.int64()).to_numpy(zero_copy_only=False)
         cuts, watermarks = watermark_cuts(times, split.max_time, self._bound_us)
         split.max_time = max(split.max_time, int(times.max()))
         if split.done:

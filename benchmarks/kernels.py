@@ -39,6 +39,7 @@ class Subtask:
     incremental: bool = False
     state_memory_bytes: int | None = None
     repeatable: bool = False
+    repeating: bool = False
 
     def wake(self) -> None:
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
@@ -302,7 +303,10 @@ class ProcessOperator(ObjectOperator):
             self._row = row, index
             try:
                 result = call(row, context)
-                made = () if result is None else result if type(result) is list else rows_of(result)
+                if result is None:
+                    continue
+                kind = type(result)
+                made = result if kind is list else [*result] if kind is GeneratorType else rows_of(result)
             except Exception as exc:
                 self._fail(call, exc, row, index)
             if made is None:

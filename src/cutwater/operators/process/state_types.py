@@ -6,6 +6,7 @@ A wrong value is then an error on the row that brought it, and not one of the sn
 from __future__ import annotations
 
 import copy
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias
@@ -19,7 +20,8 @@ from cutwater.data.schema_text import parse_schema
 from cutwater.errors import BuildError, UserCodeError
 
 Check: TypeAlias = Callable[[Any], Any]
-"""Returns the value as the type holds it; raises for anything else."""
+"""Returns the value as the type holds it; raises one of ``MISFITS`` for anything else."""
+MISFITS = (TypeError, ValueError, OverflowError, pa.ArrowException)
 
 
 def as_type(type: str | pa.DataType) -> pa.DataType:
@@ -49,12 +51,32 @@ def value_check(type: pa.DataType) -> Check:
     if pt.is_integer(type):
         return _integer_check(type)
     if pt.is_float64(type):
-        return lambda value: float(_only(value, int, float, np.integer, np.floating))
+        return _unless(float, lambda value: float(_only(value, int, float, np.integer, np.floating)))
     if pt.is_string(type):
-        return lambda value: _only(value, str)
+        return _unless(str, lambda value: _only(value, str))
     if pt.is_binary(type):
-        return lambda value: bytes(_only(value, bytes, bytearray))
+        return _unless(bytes, lambda value: bytes(_only(value, bytes, bytearray)))
+    if pt.is_timestamp(type) and type.unit == "us" and type.tz in (None, "UTC"):
+        return _time_check(type)
+    if pt.is_date32(type):
+        return _unless(dt.date, lambda value: _through_arrow(value, type))
     return lambda value: _through_arrow(value, type)
+
+
+def _unless(kind: type[Any], check: Check) -> Check:
+    """A check of what is not exactly of a Python type whose values the state holds as they are."""
+    return lambda value: value if value.__class__ is kind else check(value)
+
+
+def _time_check(type: pa.TimestampType) -> Check:
+    zone = pa.scalar(0, type).as_py().tzinfo
+
+    def check(value: Any) -> Any:
+        if value.__class__ is dt.datetime and value.tzinfo is zone and not value.fold:  # as Arrow would give it
+            return value
+        return _through_arrow(value, type)
+
+    return check
 
 
 def _integer_check(type: pa.DataType) -> Check:
@@ -72,9 +94,12 @@ def _integer_check(type: pa.DataType) -> Check:
     return check
 
 
+_BOOLS = (bool, np.bool_)
+
+
 def _only(value: Any, *types: type) -> Any:
     """The value if it is of one of these types; a bool is no number."""
-    if not isinstance(value, types) or (isinstance(value, bool | np.bool_) and bool not in types):
+    if not isinstance(value, types) or (isinstance(value, _BOOLS) and bool not in types):
         raise TypeError
     return value
 
@@ -118,9 +143,12 @@ class DeclaredState(ABC):
     def _checked(self, value: Any, check: int = 0) -> Any:
         try:
             return self._checks[check](value)
-        except (TypeError, ValueError, OverflowError, pa.ArrowException):
-            raise UserCodeError(
-                f"state {self.name!r} of type {self.types[check]} cannot hold {shorten_value(value)} "
-                f"({type(value).__name__})",
-                hint="Convert the value, or declare the state with its type.",
-            ) from None
+        except MISFITS:
+            raise self._misfit(value, check) from None
+
+    def _misfit(self, value: Any, check: int = 0) -> UserCodeError:
+        return UserCodeError(
+            f"state {self.name!r} of type {self.types[check]} cannot hold {shorten_value(value)} "
+            f"({type(value).__name__})",
+            hint="Convert the value, or declare the state with its type.",
+        )

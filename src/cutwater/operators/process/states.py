@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.state_types import DeclaredState
+from cutwater.operators.process.state_types import MISFITS, DeclaredState
 from cutwater.state.backend import StateBackend
 from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type, unstamped
@@ -223,7 +223,10 @@ class ValueState(KeyedState):
         if value is None:
             self.clear()
             return
-        checked = self._checked(value)
+        try:
+            checked = self._checks[0](value)
+        except MISFITS:
+            raise self._misfit(value) from None
         self._table.put(self._cursor.key, checked if self._ttl is None else self._stamp(checked))
 
     def get(self, default: Any = None) -> Any:
@@ -335,7 +338,9 @@ class ListState(KeyedState):
         Raises:
             UserCodeError: the declared type cannot hold it.
         """
-        kept = self._stamp(self._checked(value))
+        kept = self._checked(value)
+        if self._ttl is not None:
+            kept = self._stamp(kept)
         values = self._table.own(self._cursor.key)
         if values is None:
             self._table.put(self._cursor.key, [kept])
@@ -423,9 +428,16 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
             self._owned()[key] = self._stamp(kept[0])
         return kept[0]
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key of the map, or ``default``."""
+        if self._ttl is not None:
+            return super().get(key, default)
+        entries = self._table.get(self._cursor.key)
+        return default if entries is None else entries.get(key, default)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         key, value = self._checked(key, 0), None if value is None else self._checked(value, 1)
-        kept = self._stamp(value)
+        kept = value if self._ttl is None else self._stamp(value)
         entries = self._table.own(self._cursor.key)
         if entries is None:
             self._table.put(self._cursor.key, {key: kept})

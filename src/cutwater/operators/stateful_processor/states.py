@@ -23,6 +23,9 @@ from cutwater.operators.stateful_processor.spark_types import row_maker
 
 Convert = Callable[[Any], Any]
 
+_TUPLES = (tuple, list)
+_LISTS = (list, tuple, np.ndarray)
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -83,7 +86,7 @@ class Record:
         Raises:
             TypeError, ValueError, OverflowError: not a tuple (or list, or Row) of as many values of these types.
         """
-        if not isinstance(values, tuple | list):
+        if not isinstance(values, _TUPLES):
             raise TypeError
         pairs = zip(self._checks, values, strict=True)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         made = tuple([None if value is None else check(value) for check, value in pairs])  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -145,7 +148,7 @@ def _list_codec(type: Any) -> Codec:
     store, revive = inner.store, inner.revive
 
     def check(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple | np.ndarray):
+        if not isinstance(value, _LISTS):
             raise TypeError
         return [inner.check(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
 

@@ -49,7 +49,7 @@ __all__ = [
     "did_you_mean",
 ]
 
-_MANY_NAMES = 20
+_MANY_NAMES = 24
 """A hint that guesses a name does not list the others beside it if there are more."""
 
 

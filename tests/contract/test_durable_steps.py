@@ -203,7 +203,7 @@ def test_a_death_before_every_system_call_of_every_recovery(tmp_path: Path, roll
 
 BUGS = {
     "the log entry is not synced": ("cutwater.storage.store.local", "_sync_names"),
-    "parts are not synced": ("cutwater.connectors.files.part_commit", "_sync_part"),
+    "parts are not synced": ("cutwater.connectors.files.part_draft", "sync_part"),
     "staged rows are not synced": ("cutwater.connectors.staging_folders", "fsync_path"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -17,9 +18,9 @@ from cutwater.connectors import foreach_batch, staging, staging_folders, table_s
 from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.console import console
 from cutwater.connectors.discard import discard
-from cutwater.connectors.files import part_commit
+from cutwater.connectors.files import part_commit, part_draft
 from cutwater.connectors.files import sink as file_sink
-from cutwater.connectors.files.part_formats import CsvParts, JsonParts
+from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts
 from cutwater.connectors.files.sink import CollectSink, FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.connectors.table_sink import table
@@ -31,8 +32,14 @@ TRANSACTIONAL: dict[str, Make] = {
     "parquet, a file per checkpoint": lambda path: FileSink(path, roll_interval_ms=0),
     "parquet, rolled by size": lambda path: FileSink(path, roll_rows=12, roll_interval_ms="1h"),
     "parquet, rolled at the end": lambda path: FileSink(path, roll_interval_ms="1h"),
+    "parquet, small row groups": lambda path: FileSink(
+        path, ParquetParts(row_group_rows=4), roll_rows=30, roll_interval_ms="1h"
+    ),
     "JSON lines": lambda path: FileSink(path, JsonParts(), roll_rows=12, roll_interval_ms="1h"),
     "CSV, compressed": lambda path: FileSink(path, CsvParts("gzip"), roll_interval_ms=0),
+    "CSV, compressed, rolled by size": lambda path: FileSink(
+        path, CsvParts("gzip"), roll_rows=20, roll_interval_ms="1h"
+    ),
     "foreach_batch": lambda path: ForeachBatchSink(Calls()).bind(path),
     "foreach_batch of three": lambda path: ForeachBatchSink(Calls(), parallelism=3).bind(path),
     "table, appended": lambda path: table(f"sqlite:///{path}.db", "t").bind(path),
@@ -80,7 +87,7 @@ def _no_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_sync_of_parts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(part_commit, "_sync_part", lambda fd: None)
+    patch.setattr(part_draft, "sync_part", lambda fd: None)
 
 
 def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
@@ -101,12 +108,61 @@ def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(file_sink, "open_piece", whole_piece)
 
 
+def _takes_over_what_lies_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
+    def whole_piece(area: staging.StagingArea[Any], cut: staging.PieceCut, verify: bool) -> pa.Buffer:
+        return area.folder.read(cut.file, os.path.getsize(area.path(cut.file)))
+
+    patch.setattr(part_draft, "read_piece", whole_piece)
+
+
+def _goes_on_with_the_draft_of_another(patch: pytest.MonkeyPatch) -> None:
+    """Its bytes are linked, not copied, although the old writer may go on with them."""
+
+    def begun(self: part_draft.PartDraft) -> staging.PieceFile:
+        if self._piece is None and len(self._inherited) == 1:
+            self.name = self._inherited[0].file
+            file = io.FileIO(self._area.path(self.name), "a")
+            self._piece = staging.PieceFile(self._area, self.name, file)  # type: ignore[arg-type]
+        return real(self)
+
+    real = part_draft.PartDraft._begun
+    patch.setattr(part_draft.PartDraft, "_begun", begun)
+
+
+def _leaves_rows_in_the_log_that_are_encoded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(file_sink.PartWriter, "_absorb_log", lambda self: None)
+
+
+def _counts_what_was_pre_committed_last_as_all_that_is_named(patch: pytest.MonkeyPatch) -> None:
+    """Pieces that a draft has absorbed are in states of older checkpoints only."""
+    real = file_sink.PartWriter._named_parts
+
+    def named_parts(self: file_sink.PartWriter, checkpoint_id: int) -> object:
+        self._named.intersection_update(self._last if hasattr(self, "_last") else set(self._named))
+        made = real(self, checkpoint_id)
+        self._last = {cut.file for cut in (*self._draft.cuts(), *self._log.cuts())}
+        return made
+
+    patch.setattr(file_sink.PartWriter, "_named_parts", named_parts)
+
+
+def _no_footer_at_a_barrier(patch: pytest.MonkeyPatch) -> None:
+    real = part_draft.PartDraft.cuts
+
+    def cuts(self: part_draft.PartDraft) -> object:
+        self._whole = True
+        return real(self)
+
+    patch.setattr(part_draft.PartDraft, "cuts", cuts)
+
+
 def _commits_with_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     real = file_sink.PartWriter._snapshot
 
     def snapshot(self: file_sink.PartWriter, *args: object) -> object:
         made = real(self, *args)  # type: ignore[arg-type]
-        self._sink.committer(SCHEMA, self._ctx.job_uid, self._ctx.step).commit(0, made.handles)
+        stem = part_commit.part_stem(self._ctx.job_uid, self._ctx.step)
+        part_commit.PartCommitter(self._area, self._parts, SCHEMA, stem).commit(0, made.handles)
         return made
 
     patch.setattr(file_sink.PartWriter, "_snapshot", snapshot)
@@ -149,7 +205,8 @@ def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(file_sink.PartWriter, "_shared", property(lambda self: (), lambda self, value: None), raising=False)
+    real = part_draft.StagedPart.name_it
+    patch.setattr(part_draft.StagedPart, "name_it", lambda self, name, shared: real(self, name, ()))
 
 
 def _retires_what_newer_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
@@ -172,7 +229,7 @@ def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
             staging_folders.fsync_path(path)
 
     patch.setattr(part_commit, "fsync_path", sync_staging_only)
-    patch.setattr(file_sink, "fsync_path", sync_staging_only)
+    patch.setattr(part_draft, "fsync_path", sync_staging_only)
 
 
 def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
@@ -225,6 +282,7 @@ def _compacts_too_much(patch: pytest.MonkeyPatch) -> None:
 
 
 PARQUET, EPOCHS, TABLE = "parquet, rolled by size", "foreach_batch", "table, appended"
+GROUPS, LINES = "parquet, small row groups", "CSV, compressed, rolled by size"
 MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     (PARQUET, _no_sync),
     (PARQUET, _no_sync_of_parts),
@@ -241,6 +299,16 @@ MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     (PARQUET, _commit_removes_what_older_checkpoints_need),
     (PARQUET, _retires_what_newer_checkpoints_need),
     (PARQUET, _keeps_only_what_the_restored_checkpoint_needs),
+    (GROUPS, _no_sync),
+    (GROUPS, _no_sync_of_parts),
+    (GROUPS, _takes_over_what_lies_behind_the_cut),
+    (GROUPS, _leaves_rows_in_the_log_that_are_encoded),
+    (GROUPS, _counts_what_was_pre_committed_last_as_all_that_is_named),
+    (GROUPS, _no_footer_at_a_barrier),
+    (LINES, _no_sync),
+    (LINES, _takes_over_what_lies_behind_the_cut),
+    (LINES, _goes_on_with_the_draft_of_another),
+    (LINES, _commit_removes_what_older_checkpoints_need),
     (EPOCHS, _no_sync),
     (EPOCHS, _forgets_epochs_of_aborted_checkpoints),
     (EPOCHS, _removes_an_epoch_before_the_call),

@@ -162,7 +162,7 @@ class EpochWriter:
         self._pending = [epoch for epoch in self._pending if epoch.piece.file in there]
         for cut in self._log.cuts():
             self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
-            self._log.drop(1)
+            self._log.drop({cut.file})
         epochs = list(self._pending)
         ends = [EndHandle(uid)] if final else []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -55,13 +55,15 @@ def converted(value: Json, kind: Any) -> Any:
 class PieceCut(msgspec.Struct, frozen=True):
     """The first ``length`` bytes of a piece: what of it belongs to a checkpoint.
 
-    ``digest`` is that of these bytes (xxh3_128, hex, or a seal); ``rows`` the number of rows in them.
+    ``digest`` is that of these bytes (xxh3_128, hex, or a seal); ``rows`` the number of rows in them.  ``form`` tells
+    format and columns of a piece that is a file of its sink's format; it is empty for a stream of Arrow data.
     """
 
     file: str
     length: int
     rows: int
     digest: str
+    form: str = ""
 
 
 def open_piece(area: StagingArea[StagedFolder], cut: PieceCut, *, verify: bool) -> pa.RecordBatchReader:
@@ -76,6 +78,13 @@ def open_piece(area: StagingArea[StagedFolder], cut: PieceCut, *, verify: bool) 
         CorruptSnapshotError: the piece is missing, too short, or differs from its digest, or its name is none of ours.
         SealError: it is not sealed with the job's key.
     """
+    body = read_piece(area, cut, verify=verify)
+    what = f"staged output {area.path(cut.file)!r}"
+    return checked_stream(body, what, trusted=not verify or is_sealed(cut.digest))
+
+
+def read_piece(area: StagingArea[StagedFolder], cut: PieceCut, *, verify: bool) -> pa.Buffer:
+    """Bytes of a cut, whatever they are, without copying them.  Arguments and errors as of ``open_piece``."""
     path = area.path(check_piece(cut.file))
     length = max(0, min(cut.length, SEGMENT_BYTES_MAX))
     try:
@@ -92,29 +101,34 @@ def open_piece(area: StagingArea[StagedFolder], cut: PieceCut, *, verify: bool) 
     keyed = area.guard.seal.keyed  # then nothing is read that somebody may have changed meanwhile
     if (verify or keyed) and area.problem("piece", body, cut.digest, f"staged output {path!r}"):
         raise CorruptSnapshotError(f"staged output {path!r} differs from its digest")
-    return checked_stream(body, f"staged output {path!r}", trusted=not verify or is_sealed(cut.digest))
+    return body
 
 
-class _PieceWriter:
-    """Appends rows to one new piece.  After a failed write it takes no more: what follows would lie behind a tear."""
+class PieceFile:
+    """A new piece, to which bytes are appended.  After a failed write it takes no more: that would lie behind a tear.
 
-    def __init__(self, area: StagingArea[StagedFolder], name: str, schema: pa.Schema) -> None:
+    Args:
+        area: where it lies.
+        name: of the file.
+        file: opened for writing, empty, without a buffer.
+    """
+
+    def __init__(self, area: StagingArea[StagedFolder], name: str, file: BinaryIO) -> None:
         self.name = name
         self.length = 0
-        self.rows = 0
         self._path = area.path(name)
         self._digest = area.guard.seal.hasher("piece")
-        self._folder, self._file = area.folder, area.folder.new_piece(name)
-        self._append(schema.serialize())
+        self._folder, self._file = area.folder, file
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._append(batch.serialize())
-        self.rows += batch.num_rows
+    def append(self, body: pa.Buffer | bytes | memoryview) -> None:
+        """Hand bytes to the operating system.
 
-    def _append(self, body: pa.Buffer) -> None:
+        Raises:
+            StorageError: the disk is full, or a write failed before.
+        """
         if self._file.closed:
             raise StorageError(f"{self._path!r} is closed, after a failed write or by its owner")
-        left = memoryview(body)
+        whole = left = memoryview(body)
         with storage_errors("cannot write", self._path):
             try:
                 while left:
@@ -122,18 +136,37 @@ class _PieceWriter:
             except (OSError, StorageError):
                 self._file.close()
                 raise
-        self._digest.update(body)
-        self.length += body.size
+        self._digest.update(whole)
+        self.length += whole.nbytes
 
-    def cut(self) -> PieceCut:
-        return PieceCut(self.name, self.length, self.rows, self._digest.hexdigest())
+    @property
+    def digest(self) -> str:
+        """Of all bytes so far."""
+        return self._digest.hexdigest()
 
     def end(self) -> None:
-        """Take no more rows."""
+        """Take no more bytes."""
         self._folder.end_piece(self._file)
 
     def close(self) -> None:
+        """Stop, whether it is durable or not."""
         self._file.close()
+
+
+class _PieceWriter(PieceFile):
+    """Appends rows to one new piece."""
+
+    def __init__(self, area: StagingArea[StagedFolder], name: str, schema: pa.Schema) -> None:
+        super().__init__(area, name, area.folder.new_piece(name))
+        self.rows = 0
+        self.append(schema.serialize())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.append(batch.serialize())
+        self.rows += batch.num_rows
+
+    def cut(self) -> PieceCut:
+        return PieceCut(self.name, self.length, self.rows, self.digest)
 
 
 class StagingLog:
@@ -147,7 +180,6 @@ class StagingLog:
         schema: of the rows; no dictionary types.
         subtask, incarnation: who writes; in the name of every piece (T1).
         restored: cuts taken over from a snapshot, verified here and only read.
-        piece_bytes, piece_rows: a piece that has reached either gets no more rows.
 
     Raises:
         StorageError: the folder cannot be made.
@@ -161,14 +193,10 @@ class StagingLog:
         subtask: int,
         incarnation: int,
         restored: Sequence[PieceCut] = (),
-        *,
-        piece_bytes: int = 2**62,
-        piece_rows: int = 2**62,
     ) -> None:
         self._area = area
         self._schema = schema.remove_metadata()
-        self._prefix = f"wal-{subtask:05}-{incarnation:010}"
-        self._piece_bytes, self._piece_rows = piece_bytes, piece_rows
+        self._subtask, self._incarnation = subtask, incarnation
         area.folder.create()
         for cut in restored:
             for _ in open_piece(area, cut, verify=True):
@@ -177,7 +205,7 @@ class StagingLog:
         self._open: _PieceWriter | None = None
         self._sequence = 0
         self._buffer: list[pa.RecordBatch] = []
-        self._buffered_bytes = self._buffered_rows = 0
+        self._buffered_bytes = 0
         self._durable = {cut.file: cut.length for cut in restored}
 
     @property
@@ -190,8 +218,7 @@ class StagingLog:
             return
         self._buffer.append(batch)
         self._buffered_bytes += batch.nbytes
-        self._buffered_rows += batch.num_rows
-        if self._buffered_bytes >= _FLUSH_BYTES or self._buffered_rows >= self._piece_rows:
+        if self._buffered_bytes >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -199,16 +226,15 @@ class StagingLog:
         if not self._buffer:
             return
         if self._open is None:
-            self._open = _PieceWriter(self._area, f"{self._prefix}-{self._sequence:06}.arrows", self._schema)
+            name = piece_name(self._subtask, self._incarnation, self._sequence, LOG_SUFFIX)
+            self._open = _PieceWriter(self._area, name, self._schema)
             self._sequence += 1
         rows = self._buffer
-        self._buffer, self._buffered_bytes, self._buffered_rows = [], 0, 0
+        self._buffer, self._buffered_bytes = [], 0
         if len(rows) > 1:
             rows = pa.Table.from_batches(rows).combine_chunks().to_batches()
         for batch in rows:
             self._open.write(batch)
-        if self._open.length >= self._piece_bytes or self._open.rows >= self._piece_rows:
-            self.seal()
 
     def seal(self) -> None:
         """Flush, and let the rows to come go into a new piece."""
@@ -222,9 +248,9 @@ class StagingLog:
         """All rows taken and not dropped, as of the last flush."""
         return [*self._sealed, self._open.cut()] if self._open else list(self._sealed)
 
-    def drop(self, count: int) -> None:
-        """Forget the oldest sealed pieces, which something else (a Parquet file to be) now answers for."""
-        del self._sealed[:count]
+    def drop(self, files: Container[str]) -> None:
+        """Forget sealed pieces, which something else (a part to be) now answers for."""
+        self._sealed = [cut for cut in self._sealed if cut.file not in files]
 
     def make_durable(self, cuts: Sequence[PieceCut]) -> None:
         """Sync what is not durable yet.
@@ -245,8 +271,10 @@ class StagingLog:
         self._area.folder.close()
 
 
+LOG_SUFFIX = ".arrows"
+"""End of the names of pieces that are streams of Arrow data."""
 TAMPERED = "Somebody changed the snapshot: look who can write there, and restore an older one, restore='DIR/JOB@ID'."
-_PIECE = re.compile(r"wal-\d{5,19}-\d{10,19}-\d{6,19}\.arrows", re.ASCII)
+_PIECE = re.compile(r"wal-\d{5,19}-\d{10,19}-\d{6,19}(?:\.arrows|\.parquet|\.(?:jsonl|csv)(?:\.gz|\.zst)?)", re.ASCII)
 _STAGED = re.compile(r"(?:wal|part)-.*-\d{10,19}-\d{4,19}\.[a-z.]+", re.ASCII)
 """Names of files in a staging folder that are ours, files half written included."""
 
@@ -260,6 +288,15 @@ class Guard:
 
 
 UNGUARDED = Guard()
+
+
+def piece_name(subtask: int, incarnation: int, number: int, suffix: str) -> str:
+    """The name of a piece.
+
+    >>> piece_name(2, 7, 0, ".csv.gz")
+    'wal-00002-0000000007-000000.csv.gz'
+    """
+    return f"wal-{subtask:05}-{incarnation:010}-{number:06}{suffix}"
 
 
 def check_piece(name: str) -> str:

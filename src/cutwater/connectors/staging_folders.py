@@ -36,6 +36,7 @@ _HINTS = {
     errno.EPERM: "Give the user that the Spark workers run as the right to write there.",
     errno.EROFS: "The file system is mounted read-only.",
 }
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 REMOVED_HINT = _HINTS[errno.ENOENT]
 
 
@@ -254,27 +255,65 @@ class TargetFolder:
         except OSError:
             return False
 
-    def has(self, name: str) -> bool:
-        """True if there is a file of this name.
+    def there(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that files have.
 
         Raises:
-            CorruptSnapshotError: there is something else of this name, or a link in the place of the folder.
-            StorageError: it cannot be looked at.
+            CorruptSnapshotError: something else has one of them, or there is a link in the place of the folder.
+            StorageError: they cannot be looked at.
         """
-        path = os.path.join(self.path, name)
-        with storage_errors("cannot look at", path), contextlib.suppress(FileNotFoundError), self.opened() as folder:
-            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise CorruptSnapshotError(
-                    f"{path!r} is not a file", hint="Somebody put it there: look who can write into the target."
-                )
-            return True
-        return False
+        found: set[str] = set()
+        with storage_errors("cannot look at", self.path), contextlib.suppress(FileNotFoundError):
+            with self.opened() as folder:
+                found.update(name for name in names if self._is_file(name, folder))
+        return found
+
+    def _is_file(self, name: str, folder: int) -> bool:
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(mode):
+            path = os.path.join(self.path, name)
+            raise CorruptSnapshotError(
+                f"{path!r} is not a file", hint="Somebody put it there: look who can write into the target."
+            )
+        return True
 
     def new_file(self, name: str, mode: int) -> io.FileIO:
         """A file that is not there yet, to be written; every write goes to the operating system."""
         with storage_errors("cannot make", os.path.join(self.path, name)), self.opened() as folder:
             # A file object, not a descriptor: that of a writer which nobody closed is given back with the object.
             return _NewFile(name, "x", opener=lambda name, _: os.open(name, _NEW, mode, dir_fd=folder))
+
+    def new_part(self, name: str) -> BinaryIO:
+        """A file that is to become the user's, with the mode that the umask gives; the group reads what is staged."""
+        file = self.new_file(name, 0o666)
+        if self._access == "group":
+            os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode | stat.S_IRGRP)
+        return cast(BinaryIO, file)
+
+    def give_name(self, name: str, another: str) -> None:
+        """Give a file that nobody writes to any more a second name; where there are no such links, it is copied.
+
+        Raises:
+            StorageError: the first is gone, or the disk is full.
+        """
+        self.remove([another])  # of a try that failed
+        with storage_errors("cannot finish", os.path.join(self.path, another)), self.opened() as folder:
+            try:
+                os.link(name, another, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self._copy(name, another)
+
+    def _copy(self, name: str, another: str) -> None:
+        with self.new_part(another) as file:
+            left = memoryview(self.mapped(name))
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
 
     def new_piece(self, name: str) -> BinaryIO:
         return cast(BinaryIO, self.new_file(name, 0o660 if self._access == "group" else 0o600))

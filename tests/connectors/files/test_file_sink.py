@@ -14,6 +14,7 @@ import pytest
 from sink_identity import SCHEMA, Identity, numbers, parts
 
 from cutwater.connectors.base import Json, PreCommit, SinkSnapshot
+from cutwater.connectors.files import part_draft
 from cutwater.connectors.files import sink as file_sink
 from cutwater.connectors.files.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
@@ -165,7 +166,7 @@ def test_a_failed_conversion_is_repeated_by_the_next_checkpoint(out: Path, monke
     writer.write(numbers(1))
     make_durable = writer.pre_commit(1, False)
     with monkeypatch.context() as patch:
-        patch.setattr(file_sink, "write_part", lambda *_: (_ for _ in ()).throw(StorageError("full")))
+        patch.setattr(part_draft.PartDraft, "encode", lambda *_: (_ for _ in ()).throw(StorageError("full")))
         with pytest.raises(StorageError):
             make_durable()
     commit(sink, 2, checkpoint(writer, 2, 2).handles)

@@ -23,7 +23,7 @@ from cutwater.connectors.files.part_commit import (
 )
 from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle
-from cutwater.connectors.staging import PieceCut, check_piece, open_piece, staging_beside, staging_in_store
+from cutwater.connectors.staging import PieceCut, check_piece, open_piece, read_piece, staging_beside, staging_in_store
 from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.snapshot.limits import check_name
@@ -299,7 +299,7 @@ REVERSALS = {
         test_a_handle_of_another_jobs_uid_is_left_to_that_job,
     ),
     "states are not checked": Reversal(part_commit._pieces, "check_piece(cut.file)", "cut.file", A_STATE),
-    "pieces are not checked": Reversal(open_piece, "check_piece(cut.file)", "cut.file", A_STATE),
+    "pieces are not checked": Reversal(read_piece, "check_piece(cut.file)", "cut.file", A_STATE),
     "epochs are not checked": Reversal(
         EpochCommitter.decode,
         "check_piece(handle.piece.file)",
@@ -307,13 +307,13 @@ REVERSALS = {
         lambda _: test_an_epoch_whose_rows_lie_elsewhere_is_refused(".."),
     ),
     "a link is no file, and so committed": Reversal(
-        TargetFolder.has,
-        "not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)",
-        "os.stat(name, dir_fd=folder, follow_symlinks=False) is None",
+        TargetFolder._is_file,
+        "not stat.S_ISREG(mode)",
+        "False",
         lambda folder: test_a_staged_part_that_is_no_file_is_not_taken_for_a_committed_one(folder, "a folder"),
     ),
     "links are followed": Reversal(
-        TargetFolder.has,
+        TargetFolder._is_file,
         ", follow_symlinks=False",
         "",
         lambda folder: test_a_staged_part_that_is_no_file_is_not_taken_for_a_committed_one(
@@ -321,7 +321,7 @@ REVERSALS = {
         ),
     ),
     "what cannot be looked at is not there": Reversal(
-        TargetFolder.has,
+        TargetFolder.there,
         "contextlib.suppress(FileNotFoundError)",
         "contextlib.suppress(OSError)",
         test_a_staging_folder_that_cannot_be_looked_into_does_not_make_a_part_committed,

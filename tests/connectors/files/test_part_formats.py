@@ -189,8 +189,14 @@ def test_a_type_that_does_not_fit_is_refused_when_the_dataflow_is_built(
 
 def test_wrong_settings_of_a_format_are_refused() -> None:
     for format, wrong, match in [
-        ("parquet", {"compression": "gzip"}, "'zstd' or 'snappy'"),
-        ("json", {"compression": "zstd"}, "'gzip'"),
+        ("parquet", {"compression": "brotli"}, "'zstd', 'snappy', 'gzip', 'lz4' or 'none'"),
+        ("parquet", {"compression": "zstd", "compression_level": 23}, "'zstd' has no level 23.*'zstd' 1 to 22"),
+        ("parquet", {"compression": "snappy", "compression_level": 1}, "'snappy' has no level 1"),
+        ("parquet", {"row_group_rows": 0}, "row_group_rows must be at least 1, got 0"),
+        ("json", {"compression": "snappy"}, "'gzip', 'zstd' or 'none'"),
+        ("json", {"compression": "gzip", "compression_level": 0}, "'gzip' has no level 0.*'gzip' 1 to 9"),
+        ("json", {"compression_level": 3}, "'none' has no level 3"),
+        ("csv", {"row_group_rows": 5}, "as a csv sink has no option 'row_group_rows'. It is for other formats"),
         ("json", {"delimiter": ","}, "as a json sink has no option 'delimiter'"),
         ("csv", {"delimiter": "||"}, "one ASCII character"),
         ("csv", {"delimiter": '"'}, "one ASCII character"),

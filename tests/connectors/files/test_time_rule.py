@@ -172,6 +172,7 @@ class TestTypedFormats:
 
 @pytest.mark.parametrize("form", ["parquet", *TEXTS])
 def test_what_a_sink_writes_is_read_again_as_it_was(tmp_path, form):
+    from cutwater.connectors.files.part_commit import write_part
     from cutwater.connectors.files.part_formats import PART_FORMATS
 
     moment = dt.datetime(2026, 1, 1, 0, 0, 0, 123_456)
@@ -180,8 +181,7 @@ def test_what_a_sink_writes_is_read_again_as_it_was(tmp_path, form):
         batch = pa.record_batch({"k": pa.array([1]), "at": pa.array([value], kind)})
         parts = PART_FORMATS[form]()
         path = tmp_path / f"{name}{parts.suffix}"
-        with path.open("wb") as file:
-            parts.write(file, parts.schema(batch.schema), iter([batch]))
+        write_part(path.open("xb", 0), str(path), parts, parts.schema(batch.schema), iter([batch]))
         found = column(cw.files(path))
         assert found.type == kind
         assert found.equals(batch.column("at"))

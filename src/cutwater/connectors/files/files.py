@@ -68,7 +68,8 @@ class Files:
     def _check_options(self, use: str, known: Sequence[str], other_use: str) -> None:
         for name in self.options:
             if name not in known:
-                other = "other formats" if "sink" in use and name in ("header", "delimiter") else other_use
+                of_formats = ("header", "delimiter", "row_group_rows")
+                other = "other formats" if "sink" in use and name in of_formats else other_use
                 raise ConfigError(
                     f"files({self.path!r}) as a {use} has no option {name!r}",
                     hint=f"It is for {other}. There are: {', '.join(known)}.",
@@ -93,7 +94,9 @@ def files(
     quote: str | None = '"',
     null_values: Sequence[str] = ("",),
     timestamp_formats: Sequence[str] = (),
-    compression: Literal["zstd", "snappy", "gzip"] | None = None,
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] | None = None,
+    compression_level: int | None = None,
+    row_group_rows: int = 1 << 20,
     roll_rows: int = 10_000_000,
     roll_bytes: int = 128 << 20,
     roll_interval_ms: float | str | timedelta = 10_000.0,
@@ -103,36 +106,34 @@ def files(
 
     Args:
         path: for reading a file, directory, glob or a list of them; for writing one directory.
-        format: ``"parquet"``, ``"json"`` for JSON lines or ``"csv"``.  None: reading tells it by the names of the
-            files, writing makes Parquet.
+        format: ``"parquet"``, ``"json"`` (lines) or ``"csv"``.  None: by the names of files; Parquet where one writes.
         header: of CSV: files begin with the names of the columns.
         delimiter: of CSV: one character between fields; None is a comma (read from ``.tsv`` files: a tab).
         schema: reading: Arrow schema or text such as ``"k long, at timestamp"``; None: the first file tells it.
         rate: reading: rows per second over all subtasks; None for as fast as possible.
-        bad_rows: reading: a row that cannot be read fails the job (``"fail"``) or goes to the step's dead letters
-            (``"dead_letter"``).
+        bad_rows: reading: a bad row fails the job (``"fail"``) or goes to the dead letters (``"dead_letter"``).
         watch: reading: the directory keeps growing.
         follow: watching: lines may be appended to the files, which are CSV or JSON lines without compression.
         discover_interval_ms: watching: look for new files so often (``"1s"``); None: every 20 ms to 1 s, as it costs.
         settle_ms: watching: how long a file must have been left alone; as above.  Not of files that are followed.
-        end_marker: watching: a file that says, by being there, that the directory is complete.  A bare name,
-            ``"_DONE"``, lies in the watched directory; anything with a slash, ``"./_DONE"``, is a path.
+        end_marker: watching: this file says that the directory is complete.  A bare name lies in it, ``"./x"`` not.
         time_ordered: reading: in the order of paths no file begins earlier in event time than the one before.
         quote: reading CSV: quoting character, doubled inside quotes; None for no quoting.
         null_values: reading CSV: fields that mean null (only unquoted ones).
-        timestamp_formats: reading CSV and JSON: ``strptime`` formats, tried in order; without them ISO 8601.
-        compression: writing: ``"zstd"`` (default) or ``"snappy"`` of Parquet, ``"gzip"`` or None of text.
+        timestamp_formats: reading text: ``strptime`` formats, tried in order; without them ISO 8601.
+        compression: writing: ``"zstd"`` (Parquet by default), ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"none"`` (text).
+        compression_level: writing: of zstd (1 to 22) and gzip (1 to 9); None for 1 and 6.
+        row_group_rows: writing Parquet: rows of a row group; the last of a file has fewer, and those of wide rows.
         roll_rows: writing: a file ends at the first barrier after about this many rows.
         roll_bytes: writing: the same by size, in bytes of Arrow data.
-        roll_interval_ms: writing: the same by age; milliseconds or a duration such as ``"10s"``.  0: at every
-            checkpoint.
+        roll_interval_ms: writing: the same by age; milliseconds or ``"10s"``.  0: at every checkpoint.
         unknown: nothing; the message names what was meant.
 
     Raises:
         ConfigError: an argument that there is not.
 
     >>> files("/data/out", format="json", compression="gzip").as_sink().parts
-    JsonParts(compression='gzip')
+    JsonParts(compression='gzip', compression_level=None)
     """
     return _files(path, dict(locals()), unknown)
 

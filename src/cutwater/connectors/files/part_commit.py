@@ -63,9 +63,7 @@ def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int,
     return f"{subtask:05}-{checkpoint_id:010}-{incarnation:010}-{number:04}{extension}"
 
 
-_SUFFIX = re.compile(
-    r"\d{5,19}-(\d{10,19})-(\d{10,19})-\d{4,19}(?:\.parquet|\.jsonl(?:\.gz)?|\.csv(?:\.gz)?)", re.ASCII
-)
+_SUFFIX = re.compile(r"\d{5,19}-(\d{10,19})-(\d{10,19})-\d{4,19}(?:\.parquet|\.(?:jsonl|csv)(?:\.gz|\.zst)?)", re.ASCII)
 """Of any format: the program that goes on may write another than the one that is taken back."""
 
 
@@ -120,9 +118,18 @@ def part_status(area: StagingArea[TargetFolder], part: PartHandle) -> Literal["s
         CorruptSnapshotError: something that is no file, such as a link, bears the name of the staged part.
         StorageError: it is in neither place although the job's staging folder, or the target, is gone: rows are lost.
     """
-    if area.folder.has(part.staged):
-        return "staged"
-    if os.path.lexists(os.path.join(area.folder.root, part.final)) or area.folder.exists():
+    return part_statuses(area, [part])[0]
+
+
+def part_statuses(area: StagingArea[TargetFolder], parts: Sequence[PartHandle]) -> list[Literal["staged", "committed"]]:
+    """As ``part_status``, for all with one look into the folder."""
+    there = area.folder.there(part.staged for part in parts)
+    exists = len(there) == len(parts) or area.folder.exists()
+    return ["staged" if part.staged in there else _status_elsewhere(area, part, exists) for part in parts]
+
+
+def _status_elsewhere(area: StagingArea[TargetFolder], part: PartHandle, exists: bool) -> Literal["committed"]:
+    if exists or os.path.lexists(os.path.join(area.folder.root, part.final)):
         return "committed"
     raise StorageError(
         f"output part {part.final!r} ({part.rows} rows) is lost: neither {area.folder.path!r} nor the part exists",
@@ -145,13 +152,19 @@ def write_part(
     """
     with storage_errors("cannot write", path), file:
         buffered = io.BufferedWriter(cast(Any, file), _WRITE_BYTES)
-        parts.write(buffered, schema, batches)
+        encoder = parts.encoder(schema)
+        buffered.write(encoder.begin())
+        for block in parts.blocks.of(batches):
+            for body in encoder.rows(block):
+                buffered.write(body)
+        buffered.write(encoder.end())
         buffered.flush()
-        _sync_part(file.fileno())
+        sync_part(file.fileno())
         return os.fstat(file.fileno()).st_size
 
 
-def _sync_part(fd: int) -> None:
+def sync_part(fd: int) -> None:
+    """Make the bytes of a part durable."""
     os.fsync(fd)
 
 
@@ -191,8 +204,7 @@ class PartCommitter:
             if verify or self._area.guard.seal.keyed:
                 for part in parts:
                     self._verify(part)
-            for part in parts:
-                self._publish(part)
+            self._publish(parts)
             fsync_path(self._area.folder.root)
         # What is visible now stays so; the parts hold the rows of these pieces.
         self._area.folder.remove(piece for part in parts for piece in part.pieces)
@@ -290,23 +302,38 @@ class PartCommitter:
                 hint="Restore an older checkpoint: start the job with restore='DIR/JOB@ID'.",
             )
 
-    def _publish(self, part: PartHandle) -> None:
-        if part_status(self._area, part) == "committed":
+    def _publish(self, parts: Sequence[PartHandle]) -> None:
+        statuses = part_statuses(self._area, parts)
+        staged = [part for part, status in zip(parts, statuses, strict=True) if status == "staged"]
+        if not staged:
             return
+        root = self._area.folder.root
+        with storage_errors("cannot commit into", root), opened_folder(root, []) as target:
+            try:
+                with self._area.folder.opened() as folder:
+                    for part in staged:
+                        self._rename(part, folder, target)
+            except FileNotFoundError:
+                if self._are_gone(staged):
+                    raise
+
+    def _are_gone(self, parts: Sequence[PartHandle]) -> bool:
+        """True if the target is gone; else a second committer (the old worker, at a restore) was quicker."""
+        part_statuses(self._area, parts)
+        return not os.path.isdir(self._area.folder.root)
+
+    def _rename(self, part: PartHandle, folder: int, target: int) -> None:
         final = os.path.join(self._area.folder.root, part.final)
-        with storage_errors("cannot commit", final), opened_folder(self._area.folder.root, []) as target:
+        with storage_errors("cannot commit", final):
             if os.path.lexists(final) and not self._holds(target, part):
                 raise StorageError(
                     f"cannot commit {final!r}: another file bears this name, not the {part.rows} rows staged for it",
                     hint="Move that file away; the job then goes on from its last checkpoint.",
                 )
             try:
-                with self._area.folder.opened() as folder:
-                    os.rename(part.staged, part.final, src_dir_fd=folder, dst_dir_fd=target)
+                os.rename(part.staged, part.final, src_dir_fd=folder, dst_dir_fd=target)
             except FileNotFoundError:
-                # A second committer (the old worker, while the driver restores) was quicker, or all is gone.
-                part_status(self._area, part)
-                if not os.path.isdir(self._area.folder.root):
+                if self._are_gone([part]):
                     raise
 
     def _make_dataset(self) -> None:

@@ -1,30 +1,93 @@
-"""The formats of a file sink: how staged rows become a file that readers see.
+"""The formats of a file sink: which types, settings and names they have, and what encodes their rows.
 
 Everything else about a file, when it is cut, named, committed and taken back, does not depend on its format.
 """
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
+import xxhash
 
+from cutwater.connectors.files.parquet_row_groups import MAGIC, Footer, placed
 from cutwater.connectors.files.schemas import parquet_schema, plain_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 
 if TYPE_CHECKING:
     import polars as pl
 
-_ROW_GROUP_ROWS = 1 << 20
-_TEXT_ROWS = 1 << 16
-"""Rows that are turned into text at once."""
+Bytes: TypeAlias = pa.Buffer | bytes | memoryview
 
-GZIP_SUFFIX = ".gz"
+_TEXT_BYTES = 4 << 20
+"""Arrow data that becomes text at once: smaller pieces cost more calls, larger ones leave the processor's cache."""
+_ROW_GROUP_BYTES = 64 << 20
+"""Arrow data that waits for its row group at most: memory that a writer needs."""
+_GZIP_LEVEL = 6
+"""Arrow's own choice, 9, takes three times as long for a fiftieth fewer bytes."""
+_LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
+_SUFFIXES = {None: "", "gzip": ".gz", "zstd": ".zst"}
+
+
+class Blocks(NamedTuple):
+    """How many rows are encoded at once."""
+
+    rows: int
+    bytes: int
+    """Of Arrow data: a block of wide rows has fewer."""
+    rest_waits: bool = False
+    """Rows too few for a block are worth waiting for more of them: small blocks make the file larger or slower."""
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        """The batches in blocks of at least this many rows, or bytes."""
+        block: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            block.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= self.rows or size >= self.bytes:
+                yield block
+                block, rows, size = [], 0, 0
+        if block:
+            yield block
+
+
+_TEXT_BLOCKS = Blocks(rows=1 << 16, bytes=_TEXT_BYTES)
+"""What is turned into text at once: memory again, and how long the loop is busy with it."""
+
+
+class PartEncoder(Protocol):
+    """Makes the bytes of one file.  Whatever it gives is appended to the file before it is asked for more."""
+
+    def begin(self) -> Bytes:
+        """What a file begins with."""
+        ...
+
+    def rows(self, batches: Sequence[pa.RecordBatch]) -> Iterator[Bytes]:
+        """A block of rows, in pieces.
+
+        Raises:
+            DataError: a value that the format cannot hold; the file is of no use any more.
+        """
+        ...
+
+    def end(self) -> Bytes:
+        """What makes a whole file of all bytes so far; more rows may follow it."""
+        ...
+
+    def taken_over(self, file: pa.Buffer) -> Bytes:
+        """The rows of another file of the same form (``PartFormat.form``), whole as it is.
+
+        Raises:
+            CorruptSnapshotError: it is no such file.
+        """
+        ...
 
 
 class PartFormat(Protocol):
@@ -43,13 +106,17 @@ class PartFormat(Protocol):
         """
         ...
 
-    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write a new file, also one without rows.  Making it durable, and closing it, is the caller's.
+    @property
+    def blocks(self) -> Blocks:
+        """How many rows are encoded at once."""
+        ...
 
-        Raises:
-            DataError: a value that the format cannot hold.
-            OSError: the disk is full, the folder is gone.
-        """
+    def encoder(self, schema: pa.Schema) -> PartEncoder:
+        """What makes a file of rows with these types."""
+        ...
+
+    def form(self, schema: pa.Schema) -> str:
+        """A text that two files have in common exactly if rows of both can lie in one file."""
         ...
 
     def holds(self, file: BinaryIO, rows: int) -> bool:
@@ -66,32 +133,44 @@ class ParquetParts:
     """Parquet, with types that Spark reads.
 
     Args:
-        compression: ``"zstd"`` or ``"snappy"``.
+        compression: ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"`` or ``"none"``.
+        compression_level: of zstd (1 to 22) and gzip (1 to 9); None for 1 and 6.
+        row_group_rows: rows of a row group; the last of a file has fewer, and those of wide rows, which would need too
+            much memory.
 
     Raises:
-        ConfigError: another compression.
+        ConfigError: another compression, a level that it does not have, no rows.
+
+    >>> ParquetParts("gzip", compression_level=9).compression_level
+    9
     """
 
-    compression: Literal["zstd", "snappy"] = "zstd"
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = "zstd"
+    compression_level: int | None = None
+    row_group_rows: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.compression not in ("zstd", "snappy"):
-            raise ConfigError(f"compression {self.compression!r} is unknown", hint="Use 'zstd' or 'snappy'.")
+        _check_compression(self.compression, self.compression_level, ("zstd", "snappy", "gzip", "lz4", "none"))
+        if self.row_group_rows < 1:
+            raise ConfigError(f"row_group_rows must be at least 1, got {self.row_group_rows}")
 
     @property
     def suffix(self) -> str:
         return ".parquet"
 
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks(self.row_group_rows, _ROW_GROUP_BYTES, rest_waits=True)
+
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return parquet_schema(schema)
 
-    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        try:
-            with pq.ParquetWriter(file, schema, compression=self.compression) as writer:
-                for table in _groups(batches, schema, _ROW_GROUP_ROWS):
-                    writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"rows cannot be written as Parquet: {error}") from error
+    def encoder(self, schema: pa.Schema) -> PartEncoder:
+        level = _GZIP_LEVEL if self.compression == "gzip" and self.compression_level is None else self.compression_level
+        return ParquetEncoder(schema, self.compression, level, self.row_group_rows)
+
+    def form(self, schema: pa.Schema) -> str:
+        return _form("parquet", schema)
 
     def holds(self, file: BinaryIO, rows: int) -> bool:
         try:
@@ -108,19 +187,47 @@ class ParquetParts:
 
 @dataclass(frozen=True)
 class _TextParts(ABC):
-    """Base of JSON lines and CSV: chunks of text, perhaps compressed."""
+    """Base of JSON lines and CSV: blocks of text, each compressed by itself where a compression is asked for."""
 
-    compression: Literal["gzip"] | None = None
+    compression: Literal["gzip", "zstd", "none"] | None = None
+    compression_level: int | None = None
 
     extension: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.compression not in (None, "gzip"):
-            raise ConfigError(f"compression {self.compression!r} is unknown", hint="Use 'gzip', or leave it away.")
+        if self.compression == "none":
+            object.__setattr__(self, "compression", None)
+        _check_compression(self.compression or "none", self.compression_level, ("gzip", "zstd", "none"))
 
     @property
     def suffix(self) -> str:
-        return self.extension + (GZIP_SUFFIX if self.compression else "")
+        return self.extension + _SUFFIXES[self.compression]
+
+    @property
+    def blocks(self) -> Blocks:
+        return _TEXT_BLOCKS
+
+    def encoder(self, schema: pa.Schema) -> PartEncoder:
+        codec: pa.Codec | None = None
+        if self.compression:
+            level = _GZIP_LEVEL if self.compression == "gzip" else None
+            codec = pa.Codec(self.compression, compression_level=self.compression_level or level)
+        return TextEncoder(schema, self.head(schema), self.text, codec)
+
+    def form(self, schema: pa.Schema) -> str:
+        return _form(f"{self.suffix} {bytes(self.encoder(schema).begin())!r}", schema)
+
+    @abstractmethod
+    def head(self, schema: pa.Schema) -> bytes:
+        """What a file begins with."""
+
+    @abstractmethod
+    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
+        """Rows as text.
+
+        Raises:
+            DataError: a value that the format cannot hold.
+        """
 
     def holds(self, file: BinaryIO, rows: int) -> bool:
         """The size says enough: a text has no number of rows."""
@@ -129,14 +236,6 @@ class _TextParts(ABC):
     def neighbour_schema(self, path: str) -> pa.Schema | None:
         """Texts name no types."""
         return None
-
-    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        with pa.output_stream(cast(Any, _KeptOpen(file)), compression=self.compression) as stream:
-            for text in self._texts(schema, batches):
-                stream.write(text.encode())
-
-    @abstractmethod
-    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True)
@@ -147,10 +246,11 @@ class JsonParts(_TextParts):
     (``"2024-05-01 12:00:00.000000"``), binary becomes base64 as Spark writes it, NaN and the infinities become null.
 
     Args:
-        compression: ``"gzip"``, or ``None`` for plain text.
+        compression: ``"gzip"`` or ``"zstd"``; ``"none"`` or ``None`` for plain text.
+        compression_level: of gzip (1 to 9) and zstd (1 to 22); None for 6 and 1.
 
     Raises:
-        ConfigError: another compression.
+        ConfigError: another compression, or a level that it does not have.
 
     >>> JsonParts("gzip").suffix
     '.jsonl.gz'
@@ -161,14 +261,17 @@ class JsonParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "JSON lines", _no_json)
 
-    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def head(self, schema: pa.Schema) -> bytes:
+        return b""
+
+    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
         import polars as pl
 
-        expressions = [
-            _base64(pl.col(f.name), f.type).alias(f.name) if _has_binary(f.type) else pl.col(f.name) for f in schema
-        ]
-        for table in _groups(batches, schema, _TEXT_ROWS):
-            yield cast("pl.DataFrame", pl.from_arrow(table)).select(expressions).write_ndjson()
+        frame = cast("pl.DataFrame", pl.from_arrow(rows))
+        coded = [_base64(pl.col(f.name), f.type).alias(f.name) for f in schema if _has_binary(f.type)]
+        into = io.BytesIO()
+        (frame.with_columns(coded) if coded else frame).write_ndjson(into)
+        return into.getbuffer()
 
 
 @dataclass(frozen=True)
@@ -176,12 +279,13 @@ class CsvParts(_TextParts):
     """CSV in UTF-8: fields are quoted where needed, an empty field is null, ``""`` is the empty string.
 
     Args:
-        compression: ``"gzip"``, or ``None`` for plain text.
+        compression: ``"gzip"`` or ``"zstd"``; ``"none"`` or ``None`` for plain text.
+        compression_level: of gzip (1 to 9) and zstd (1 to 22); None for 6 and 1.
         header: begin each file with the names of the columns.
         delimiter: one character between fields.
 
     Raises:
-        ConfigError: another compression, or a delimiter that is not one character.
+        ConfigError: another compression, a level that it does not have, or a delimiter that is not one character.
 
     >>> CsvParts(delimiter=";").suffix
     '.csv'
@@ -202,54 +306,54 @@ class CsvParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "CSV", _no_csv)
 
-    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def form(self, schema: pa.Schema) -> str:
+        return _form(f"{super().form(schema)} {self.delimiter!r}", schema)
+
+    def head(self, schema: pa.Schema) -> bytes:
         import polars as pl
 
+        if not self.header:
+            return b""
+        return pl.DataFrame({name: [] for name in schema.names}).write_csv(separator=self.delimiter).encode()
+
+    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
+        import polars as pl
+
+        if rows.num_columns == 1 and rows.column(0).null_count:
+            raise DataError(
+                f"column {schema.names[0]!r} is null, and a CSV row of nothing but a null is an empty line, which "
+                "readers skip",
+                hint="Fill the nulls, write a second column, or use format='json'.",
+            )
+        frame = cast("pl.DataFrame", pl.from_arrow(rows))
         zoned = [
             pl.col(f.name).dt.to_string("%Y-%m-%dT%H:%M:%S%.f%:z")
             for f in schema
             if pt.is_timestamp(f.type) and f.type.tz
         ]
-        if self.header:
-            empty = pl.DataFrame({name: [] for name in schema.names})
-            yield empty.write_csv(separator=self.delimiter)
-        for table in _groups(batches, schema, _TEXT_ROWS):
-            if table.num_columns == 1 and table.column(0).null_count:
-                raise DataError(
-                    f"column {schema.names[0]!r} is null, and a CSV row of nothing but a null is an empty line, which "
-                    "readers skip",
-                    hint="Fill the nulls, write a second column, or use format='json'.",
-                )
-            frame = cast("pl.DataFrame", pl.from_arrow(table)).with_columns(zoned)
-            yield frame.write_csv(include_header=False, separator=self.delimiter)
-
-
-class _KeptOpen:
-    """A file that Arrow does not close."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.write, self.flush, self.tell = file.write, file.flush, file.tell
-
-    def close(self) -> None:
-        """Arrow asks for it; the owner makes the file durable first."""
+        into = io.BytesIO()
+        (frame.with_columns(zoned) if zoned else frame).write_csv(into, include_header=False, separator=self.delimiter)
+        return into.getbuffer()
 
 
 PART_FORMATS: dict[str, Callable[..., PartFormat]] = {"parquet": ParquetParts, "json": JsonParts, "csv": CsvParts}
 """By the name that ``cw.files(format=...)`` takes, for reading and writing alike."""
 
 
-def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """The batches in tables of at least this many rows."""
-    group: list[pa.RecordBatch] = []
-    for batch in batches:
-        group.append(batch)
-        if sum(b.num_rows for b in group) >= rows:
-            yield pa.Table.from_batches(group, schema)
-            group = []
-    if group:
-        yield pa.Table.from_batches(group, schema)
+def _check_compression(compression: str, level: int | None, allowed: Sequence[str]) -> None:
+    if compression not in allowed:
+        names = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
+        raise ConfigError(f"compression {compression!r} is unknown", hint=f"Use {names}.")
+    levels = _LEVELS.get(compression)
+    if level is None or (levels is not None and level in levels):
+        return
+    told = ", ".join(f"{name!r} {of[0]} to {of[-1]}" for name, of in _LEVELS.items())
+    raise ConfigError(f"compression {compression!r} has no level {level}", hint=f"Levels: {told}.")
+
+
+def _form(words: str, schema: pa.Schema) -> str:
+    text = f"{words}\n{schema.remove_metadata().to_string()}"
+    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def _text_schema(schema: pa.Schema, what: str, refuse: Callable[[pa.DataType], str | None]) -> pa.Schema:
@@ -309,3 +413,96 @@ def _base64(column: pl.Expr, kind: pa.DataType) -> pl.Expr:
     if pt.is_list(kind):
         return column.list.eval(_base64(pl.element(), kind.value_type))
     return column.bin.encode("base64") if pt.is_binary(kind) or pt.is_fixed_size_binary(kind) else column
+
+
+class TextEncoder:
+    """Lines of text.  Compressed files are several compressed texts in a row, which all readers take for one.
+
+    Args:
+        schema: of the rows.
+        head: what a file begins with.
+        text: rows as lines.
+        codec: compresses each block.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        head: bytes,
+        text: Callable[[pa.Schema, pa.Table], memoryview],
+        codec: pa.Codec | None,
+    ) -> None:
+        self._schema, self._text, self._codec = schema, text, codec
+        self._head = self._compressed(head) if head else b""
+
+    def begin(self) -> Bytes:
+        return self._head
+
+    def rows(self, batches: Sequence[pa.RecordBatch]) -> Iterator[Bytes]:
+        table = pa.Table.from_batches(batches, self._schema)
+        rows = max(1, table.num_rows * _TEXT_BYTES // max(table.nbytes, 1))
+        for first in range(0, table.num_rows, rows):
+            yield self._compressed(self._text(self._schema, table.slice(first, rows)))
+
+    def end(self) -> Bytes:
+        return b""
+
+    def taken_over(self, file: pa.Buffer) -> Bytes:
+        return file[len(self._head) :]
+
+    def _compressed(self, text: bytes | memoryview) -> bytes | memoryview:
+        # Not as a buffer: Arrow's tell their views the length from before they were shortened.
+        return text if self._codec is None else self._codec.compress(text, asbytes=True)
+
+
+class ParquetEncoder:
+    """A row group for each block, and behind them a footer, which is dead once more row groups and another one follow.
+
+    Args:
+        schema: of the rows.
+        compression, level: as ``pyarrow.parquet.ParquetWriter`` takes them.
+        row_group_rows: what is longer becomes several row groups.
+    """
+
+    def __init__(self, schema: pa.Schema, compression: str, level: int | None, row_group_rows: int) -> None:
+        self._schema, self._row_group_rows = schema, row_group_rows
+        self._compression, self._level = compression, level
+        self._footer = Footer(self._file([]))
+        self._row_groups: list[bytes] = []
+        self._rows = 0
+        self._length = 0
+
+    def begin(self) -> Bytes:
+        return self._given(MAGIC)
+
+    def rows(self, batches: Sequence[pa.RecordBatch]) -> Iterator[Bytes]:
+        try:
+            file = self._file(batches)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"rows cannot be written as Parquet: {error}") from error
+        yield self.taken_over(file)
+
+    def end(self) -> Bytes:
+        return self._given(self._footer.end_of_file(self._row_groups, self._rows))
+
+    def taken_over(self, file: pa.Buffer) -> Bytes:
+        footer = Footer(file)
+        moved_by = self._length - len(MAGIC)
+        for group in footer.row_groups:
+            self._row_groups.append(placed(group, moved_by, len(self._row_groups)))
+            self._rows += group.rows
+        return self._given(file[len(MAGIC) : footer.data_end])
+
+    def _given(self, body: Bytes) -> Bytes:
+        self._length += memoryview(body).nbytes
+        return body
+
+    def _file(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+        into = pa.BufferOutputStream()
+        with pq.ParquetWriter(
+            into, self._schema, compression=self._compression, compression_level=self._level
+        ) as writer:
+            if batches:
+                table = pa.Table.from_batches(batches, self._schema)
+                writer.write_table(table, row_group_size=self._row_group_rows)
+        return into.getvalue()

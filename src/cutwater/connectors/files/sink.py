@@ -6,12 +6,11 @@ The collecting sink keeps a bounded job's result in such a directory, of the job
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import BinaryIO, ClassVar, Self, cast
+from typing import ClassVar, Protocol, Self, cast
 
 import msgspec
 import pyarrow as pa
@@ -19,30 +18,34 @@ import pyarrow.parquet as pq
 
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import Guarantee, Json, PreCommit, SinkContext, SinkWriter, SubtaskCommitter
-from cutwater.connectors.files.part_commit import (
-    LogState,
-    PartCommitter,
-    PartHandle,
-    is_visible,
-    part_status,
-    part_stem,
-    part_suffix,
-    write_part,
+from cutwater.connectors.files.part_commit import LogState, PartCommitter, is_visible, part_stem, part_suffix
+from cutwater.connectors.files.part_draft import (
+    CopiedPart,
+    DraftedPart,
+    PartDraft,
+    RewrittenPart,
+    StagedPart,
+    WaitingRows,
+    stage_parts,
 )
 from cutwater.connectors.files.part_formats import ParquetParts, PartFormat
 from cutwater.connectors.files.schemas import cast_batch, parquet_schema
 from cutwater.connectors.staging import (
+    LOG_SUFFIX,
     UNGUARDED,
     EndHandle,
     Guard,
     PieceCut,
     StagingArea,
     StagingLog,
+    check_piece,
     converted,
     open_piece,
+    piece_name,
+    read_piece,
     staging_beside,
 )
-from cutwater.connectors.staging_folders import TargetFolder, fsync_path, storage_errors
+from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import BuildError, ConfigError, InvariantError, StorageError
 from cutwater.storage.store.opening import store_at
 from cutwater.storage.store.seal import PLAIN
@@ -127,46 +130,91 @@ class FileSink:
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
         """See ``Sink.writer``; cuts of another job's uid in ``restored`` stay that job's (T3)."""
-        return PartWriter(self, self.parts.schema(schema), ctx, restored)
+        area = staging_beside(self.path, ctx.job_uid, ctx.step, self.guard)
+        return PartWriter(area, self.parts, self, self.parts.schema(schema), ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
         area = staging_beside(self.path, job_uid, step, self.guard)
         return PartCommitter(area, self.parts, self.parts.schema(schema), part_stem(job_uid, step))
 
 
-class PartWriter:
-    """One subtask's writer of a ``FileSink``: a log of rows, and the parts cut from it that are not visible yet."""
+class RollRules(Protocol):
+    """When a file ends, see ``FileSink``."""
 
-    def __init__(self, sink: FileSink, schema: pa.Schema, ctx: SinkContext, restored: Sequence[Json]) -> None:
-        self._sink = sink
-        self._schema = schema
-        self._ctx = ctx
-        self._area = staging_beside(sink.path, ctx.job_uid, ctx.step, sink.guard)
+    @property
+    def roll_rows(self) -> int: ...
+
+    @property
+    def roll_bytes(self) -> int: ...
+
+    @property
+    def roll_interval_ms(self) -> object: ...
+
+
+class PartWriter:
+    """The rows of a file sink's subtask.
+
+    Args:
+        area: the step's staging; its root is the target.
+        parts: format of the files.
+        rules: when they end.
+        schema: of the rows, with types that the format has.
+        ctx: who writes.
+        restored: states of the writers that this one follows; those of another job's uid are left alone (T3).
+
+    Raises:
+        CorruptSnapshotError: a restored piece is missing, torn or flipped.
+        StorageError: the staging folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        area: StagingArea[TargetFolder],
+        parts: PartFormat,
+        rules: RollRules,
+        schema: pa.Schema,
+        ctx: SinkContext,
+        restored: Sequence[Json],
+    ) -> None:
+        self._area, self._parts, self._rules, self._schema, self._ctx = area, parts, rules, schema, ctx
+        self._form, self._blocks = parts.form(schema), parts.blocks
         states: list[LogState] = [converted(state, LogState) for state in restored if state is not None]
         own = [state for state in states if state.uid == ctx.job_uid]
-        self._log = StagingLog(
-            self._area,
-            schema,
-            ctx.subtask,
-            ctx.incarnation,
-            [cut for state in own for cut in state.pieces],
-            piece_bytes=sink.roll_bytes,
-            piece_rows=sink.roll_rows,
-        )
-        self._others = {cut.file: kind for cut in self._log.cuts() if (kind := self._other_schema(cut)) is not None}
-        """Schemas of pieces that another version of the program wrote, with other columns; no part mixes them."""
+        cuts = [cut for state in own for cut in state.pieces]
+        files = [cut for cut in cuts if not check_piece(cut.file).endswith(LOG_SUFFIX)]
+        for cut in files:
+            read_piece(area, cut, verify=True)
+        log = [cut for cut in cuts if cut.file.endswith(LOG_SUFFIX)]
+        self._log = StagingLog(area, schema, ctx.subtask, ctx.incarnation, log)
+        self._drafts = 0
+        self._draft = self._new_draft([cut for cut in files if cut.form == self._form])
+        self._rest = WaitingRows()
+        self._ready: list[StagedPart] = [CopiedPart(area, cut) for cut in files if cut.form != self._form]
+        """Parts of the next checkpoint: drafts that reached their size, and what another version of the program left,
+        with other columns or of another format, which no part mixes with its own."""
+        self._ready += self._take_over(log)
+        self._pending: list[StagedPart] = []
         age_ms = max((state.age_ms for state in own), default=0.0)
-        self._oldest: float | None = None if self._log.empty else time.monotonic() - age_ms / 1000
-        self._pending: list[_Part] = []
-        # Pieces that are in some checkpoint's state: to restore it, they must outlive the part that holds their rows.
-        self._shared = {cut.file for cut in self._log.cuts()}
+        self._oldest: float | None = time.monotonic() - age_ms / 1000 if cuts else None
+        self._named = {cut.file for cut in cuts}
+        """Pieces in some checkpoint's state: to restore it, they must outlive the part that holds their rows."""
         # Rows with another key's seal, or none, go into a part at once: nothing else is to need that key for longer.
-        self._roll_asked = any(not sink.guard.seal.is_current(cut.digest) for cut in self._log.cuts())
+        self._roll_asked = any(not area.guard.seal.is_current(cut.digest) for cut in cuts)
 
-    def _other_schema(self, cut: PieceCut) -> pa.Schema | None:
-        with open_piece(self._area, cut, verify=False) as rows:
-            found = rows.schema
-        return None if found.equals(self._schema.remove_metadata()) else found
+    def _take_over(self, log: Sequence[PieceCut]) -> list[StagedPart]:
+        """Rows of the log wait for others again; those with other columns are given back as parts."""
+        others: list[RewrittenPart] = []
+        for cut in log:
+            with open_piece(self._area, cut, verify=False) as rows:
+                schema, batches = rows.schema, list(rows)
+            if schema.equals(self._schema.remove_metadata()):
+                self._rest.add(*(cast_batch(batch, self._schema) for batch in batches), logged=True)
+            elif others and others[-1].schema.equals(schema):
+                others[-1].cuts.append(cut)
+            else:
+                others.append(RewrittenPart(self._area, self._parts, schema, [cut]))
+        self._log.drop({cut.file for part in others for cut in part.cuts})
+        return list[StagedPart](others)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows.
@@ -175,112 +223,94 @@ class PartWriter:
             DataError: a value does not fit its type in the file.
             StorageError: the disk is full.
         """
+        if batch.num_rows == 0:
+            return
         if self._oldest is None:
             self._oldest = time.monotonic()
-        self._log.append(cast_batch(batch, self._schema))
+        self._rest.add(cast_batch(batch, self._schema))
+        if block := self._rest.block(self._blocks):
+            self._encode(block)
+        if self._is_full:
+            self._encode(self._rest.all())
+            self._draft.complete()
+            self._ready.append(DraftedPart(self._area, self._parts.suffix, self._draft, []))
+            self._draft = self._new_draft()
 
     def roll(self) -> None:
         """See ``SinkWriter.roll``: the next ``pre_commit`` puts every row into a part."""
         self._roll_asked = True
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
-        self._log.flush()
         age_ms = 0.0 if self._oldest is None else (time.monotonic() - self._oldest) * 1000
-        self._cut_parts(
-            checkpoint_id, everything=final or self._roll_asked or age_ms >= cast("float", self._sink.roll_interval_ms)
-        )
+        due = final or self._roll_asked or age_ms >= cast("float", self._rules.roll_interval_ms)
         self._roll_asked = False
-        cuts = self._log.cuts()
-        self._shared = {cut.file for cut in cuts}
+        if (due and self._rows) or self._is_full:
+            self._end_draft()
+        elif self._blocks.rest_waits:
+            self._rest.log(self._log)
+        else:
+            self._encode(self._rest.all())
+        cuts = [*self._draft.cuts(), *self._log.cuts()]
+        # A part whose checkpoint was aborted is pre-committed again with this one, else its rows would be nowhere.
+        self._pending = [part for part in self._pending if not part.committed] + self._named_parts(checkpoint_id)
+        self._named.update(cut.file for cut in cuts)
         if not cuts:
             self._oldest = None
-        # A part whose checkpoint was aborted is pre-committed again with this one, else its rows would be nowhere.
-        self._pending = [part for part in self._pending if not part.committed]
         parts = list(self._pending)
         state = LogState(self._ctx.job_uid, cuts, round(age_ms, 1)) if cuts else None
         return lambda: self._snapshot(parts, state, final)
 
     def close(self) -> None:
+        self._draft.close()
         self._log.close()
 
-    def _cut_parts(self, checkpoint_id: int, everything: bool) -> None:
-        sink, cuts = self._sink, self._log.cuts()
-        groups: list[list[PieceCut]] = []
-        full = True
-        for cut in cuts:
-            other = self._others.get(cut.file)
-            if full or other != self._others.get(groups[-1][-1].file):
-                groups.append([])
-            groups[-1].append(cut)
-            full = (
-                sum(c.length for c in groups[-1]) >= sink.roll_bytes
-                or sum(c.rows for c in groups[-1]) >= sink.roll_rows
-            )
-        if not full and not everything and cuts[-1].file not in self._others:
-            groups.pop()
-        taken = sum(len(group) for group in groups)
-        if taken == len(cuts):
-            self._log.seal()
-        self._log.drop(taken)
-        stem = part_stem(self._ctx.job_uid, self._ctx.step)
-        for number, group in enumerate(groups):
-            suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number, sink.parts.suffix)
-            schema = self._others.get(group[0].file, self._schema)
-            self._pending.append(_Part(stem + suffix, schema, group, self._shared))
+    @property
+    def _rows(self) -> int:
+        return self._draft.rows + self._rest.rows
 
-    def _snapshot(self, parts: list[_Part], state: LogState | None, final: bool) -> PreCommit:
-        handles: list[Json] = []
-        for part in parts:
-            handle = part.stage(self._area, self._sink.parts)
-            if handle is not None:
-                handles.append(msgspec.to_builtins(handle))
+    @property
+    def _is_full(self) -> bool:
+        return self._rows >= self._rules.roll_rows or self._draft.bytes + self._rest.bytes >= self._rules.roll_bytes
+
+    def _encode(self, block: list[pa.RecordBatch]) -> None:
+        if block:
+            self._draft.encode(block)
+            self._absorb_log()
+
+    def _end_draft(self) -> None:
+        """A part of this checkpoint; its last rows are encoded in the snapshot thread."""
+        self._absorb_log()
+        self._ready.append(DraftedPart(self._area, self._parts.suffix, self._draft, self._rest.all()))
+        self._draft = self._new_draft()
+
+    def _absorb_log(self) -> None:
+        """Rows in the log are the oldest of those that wait, so that they are in any block."""
+        self._log.seal()
+        files = [cut.file for cut in self._log.cuts()]
+        self._draft.files += files
+        self._log.drop(files)
+
+    def _new_draft(self, inherited: Sequence[PieceCut] = ()) -> PartDraft:
+        name = piece_name(self._ctx.subtask, self._ctx.incarnation, self._drafts, self._parts.suffix)
+        self._drafts += 1
+        return PartDraft(self._area, name, self._parts.encoder(self._schema), self._form, inherited)
+
+    def _named_parts(self, checkpoint_id: int) -> list[StagedPart]:
+        parts, self._ready = self._ready, []
+        stem = part_stem(self._ctx.job_uid, self._ctx.step)
+        for number, part in enumerate(parts):
+            name = stem + part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number, part.suffix)
+            part.name_it(name, self._named)
+            self._named.difference_update(part.files)
+        return parts
+
+    def _snapshot(self, parts: list[StagedPart], state: LogState | None, final: bool) -> PreCommit:
+        handles: list[Json] = [msgspec.to_builtins(handle) for handle in stage_parts(self._area, parts)]
         if state is not None:
             self._log.make_durable(state.pieces)
         if final:
             handles.append(msgspec.to_builtins(EndHandle(self._ctx.job_uid)))
         return PreCommit(handles, None if state is None else msgspec.to_builtins(state))
-
-
-class _Part:
-    """A file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
-
-    def __init__(self, name: str, schema: pa.Schema, cuts: Sequence[PieceCut], shared: Container[str]) -> None:
-        self.committed = False
-        self._name = name
-        self._schema = schema
-        self._cuts = cuts
-        self._shared = shared
-        self._handle: PartHandle | None = None
-        # Two checkpoints may be written at once, and both carry a part that the older one made.
-        self._lock = threading.Lock()
-
-    def stage(self, area: StagingArea[TargetFolder], parts: PartFormat) -> PartHandle | None:
-        """Make the file durable unless it is already; ``None`` once it is committed."""
-        with self._lock:
-            if self._handle is None:
-                self._handle = self._make(area, parts)
-            elif part_status(area, self._handle) == "committed":
-                # The next manifest will not name it any more, so that the rename must not be undone by a crash.
-                fsync_path(area.folder.root)
-                self.committed = True
-                return None
-            return self._handle
-
-    def _make(self, area: StagingArea[TargetFolder], parts: PartFormat) -> PartHandle:
-        batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
-        temporary = f"{self._name}.tmp"
-        path = area.path(temporary)
-        area.folder.remove([temporary])  # of a try that failed
-        size = write_part(cast(BinaryIO, area.folder.new_file(temporary, 0o666)), path, parts, self._schema, batches)
-        with storage_errors("cannot finish", path), area.folder.opened() as folder:
-            digest = area.guard.seal.digest("part", area.folder.mapped(temporary))
-            os.rename(temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
-        fsync_path(area.folder.path)
-        rows = sum(cut.rows for cut in self._cuts)
-        files = [cut.file for cut in self._cuts]
-        own = [file for file in files if file not in self._shared]
-        shared = [file for file in files if file in self._shared]
-        return PartHandle(area.job_uid, self._name, self._name, rows, size, own, shared, digest)
 
 
 def _check_neighbours(path: str, parts: PartFormat, schema: pa.Schema) -> None:

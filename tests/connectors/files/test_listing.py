@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutwater.connectors.files import listing, parquet_reader
+from cutwater.connectors.files import listing, parquet_reader, text_reader
 from cutwater.connectors.files.source import FileSource
 from cutwater.errors import BuildError, ConfigError, DataError
 
@@ -252,6 +252,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_read(
 ) -> None:
     file = tmp_path / f"a.{kind}"
     if kind == "csv":
+        monkeypatch.setattr(text_reader, "BLOCK_BYTES", 1 << 20)
         file.write_bytes(b"k\n" + b"1234567890123456\n" * 200_000)
     else:
         monkeypatch.setattr(parquet_reader, "_BATCH_ROWS", 10)

@@ -57,7 +57,7 @@ def by_arrow(text: JsonFormat | CsvFormat, data: bytes, rows: int, newlines: boo
 
 
 def plain(text: JsonFormat | CsvFormat, schema: pa.Schema = SCHEMA) -> Callable[[bytes, int], pa.RecordBatch | None]:
-    parser = text.plain(schema, schema.names)
+    parser = text.plain(schema, schema.names, False)
     assert parser is not None
     return parser
 

@@ -14,8 +14,8 @@ _MOST_BYTES = 16 << 20
 class LookedInto:
     """Readers of one source that have parsed all of their files and given nothing yet.  Used by one thread."""
 
-    def __init__(self) -> None:
-        self.parsers = PlainParsers()
+    def __init__(self, dictionaries: bool) -> None:
+        self.parsers = PlainParsers(dictionaries=dictionaries)
         self._kept: dict[str, tuple[FileEntry, TextReader]] = {}
         self._bytes = 0
 

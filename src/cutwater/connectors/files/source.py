@@ -122,7 +122,7 @@ class FileSource:
         self._read: frozenset[str] | None = None
         self._dictionaries = False
         self._filters: RowGroupFilters | None = None
-        self._looked_into = LookedInto()
+        self._looked_into = LookedInto(dictionaries=False)
         self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
@@ -132,7 +132,7 @@ class FileSource:
         return f"FileSource({', '.join(self.paths)!r}, format={self._format!r}, watch={self._watch})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_unsettled": {}, "_looked_into": LookedInto()}
+        return {**self.__dict__, "_known": {}, "_unsettled": {}, "_looked_into": LookedInto(self._dictionaries)}
 
     # ------------------------------------------------------------------------------------------------- the seam
 
@@ -188,10 +188,11 @@ class FileSource:
     def reading(self, columns: frozenset[str] | None, *, dictionaries: bool = False) -> FileSource:
         """A copy of which nobody reads other columns than these: those are null, whatever the files say.
 
-        With ``dictionaries`` texts come as such where the files have them so.
+        With ``dictionaries`` texts come as such where the files have them so, or a column has few values.
         """
         copy = FileSource.__new__(type(self))
-        copy.__dict__.update(self.__getstate__(), _read=columns, _dictionaries=dictionaries)
+        looked_into = LookedInto(dictionaries)
+        copy.__dict__.update(self.__getstate__(), _read=columns, _dictionaries=dictionaries, _looked_into=looked_into)
         return copy
 
     @property

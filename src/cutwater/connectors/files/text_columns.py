@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from cutwater.connectors.files import line_kernels as kernels
+from cutwater.connectors.files.text_dictionary import FEW_ROWS, TextDictionary
 
 _parse_json: Any = kernels.parse_json
 _parse_csv: Any = kernels.parse_csv
@@ -27,6 +28,7 @@ class TextColumns:
     Args:
         schema: of the rows; see ``kind_of`` for the types.
         names: the fields of a CSV row in their order; JSON objects have names of their own.
+        dictionaries: columns of few texts come as dictionaries, where blocks are large.
 
     >>> columns = TextColumns(pa.schema([("n", pa.int64()), ("t", pa.string())]))
     >>> columns.json(b'{"n":1,"t":"a"}\\n{"t":null}\\n', 2, ignore=False).to_pylist()
@@ -35,7 +37,7 @@ class TextColumns:
     True
     """
 
-    def __init__(self, schema: pa.Schema, names: Sequence[str] = ()) -> None:
+    def __init__(self, schema: pa.Schema, names: Sequence[str] = (), *, dictionaries: bool = False) -> None:
         self._schema = schema
         kinds = [kind_of(field.type) for field in schema]
         self.kinds = np.array(kinds, np.int64)
@@ -52,6 +54,21 @@ class TextColumns:
         fields = [kinds[place[name]] if name in place else kernels.NOTHING for name in names]
         self._fields = np.array(fields, np.int64)
         self._scratch = np.empty(0, np.uint8)
+        self._few = set(range(self.texts)) if dictionaries else set[int]()
+        self._dictionaries: dict[int, TextDictionary] = {}
+
+    def dictionary(self, text: int, rows: int) -> TextDictionary | None:
+        """What a column of texts (by its place among them) has as values; ``None`` if it comes as it is."""
+        if text not in self._few or rows < FEW_ROWS:
+            return None
+        if text not in self._dictionaries:
+            self._dictionaries[text] = TextDictionary()
+        return self._dictionaries[text]
+
+    def has_many(self, text: int) -> None:
+        """From now on the column comes as it is."""
+        self._few.discard(text)
+        del self._dictionaries[text]
 
     def _fits(self, data: bytes, rows: int) -> bool:
         """False for rows of very many columns, or very long ones."""
@@ -96,6 +113,7 @@ class _Block:
     """
 
     def __init__(self, columns: TextColumns, data: bytes, rows: int) -> None:
+        self._columns = columns
         self._rows, self._kinds, self._text_of = rows, columns.kinds, columns.text_of
         self._data: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self._part = len(data) + _SPARE
@@ -130,6 +148,8 @@ class _Block:
             if array is None or (array.null_count and not field.nullable):
                 return None
             arrays.append(array)
+        if any(isinstance(array, pa.DictionaryArray) for array in arrays):
+            schema = pa.schema([f.with_type(a.type) for f, a in zip(schema, arrays, strict=True)])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _array(self, column: int, kind: pa.DataType, of: int) -> pa.Array | None:
@@ -137,7 +157,9 @@ class _Block:
         nulls = rows - int(np.count_nonzero(valid))
         mask = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
         if of == kernels.TEXT:
-            return self._text_array(int(self._text_of[column]), kind, mask, nulls)
+            text = int(self._text_of[column])
+            few = self._of_few(text, valid, mask, nulls)
+            return self._text_array(text, kind, mask, nulls) if few is None else few
         values = self._numbers.slice(8 * rows * column, 8 * rows)
         if of == kernels.FLAG:
             flags = np.frombuffer(values, np.int64).astype(np.bool_)
@@ -149,6 +171,23 @@ class _Block:
                 return None
             values = pa.py_buffer(narrow)
         return pa.Array.from_buffers(kind, rows, [mask, values], nulls)
+
+    def _of_few(
+        self, text: int, valid: npt.NDArray[np.uint8], mask: pa.Buffer | None, nulls: int
+    ) -> pa.DictionaryArray | None:
+        """The column as a dictionary; ``None`` if it is none, or has a text that is not UTF-8."""
+        dictionary = self._columns.dictionary(text, self._rows)
+        if dictionary is None:
+            return None
+        ends = np.frombuffer(self._ends, np.int32)[text * (self._rows + 1) :][: self._rows + 1]
+        texts = self._scratch[text * self._part : (text + 1) * self._part]
+        try:
+            found = dictionary.column(texts, ends, valid, mask, nulls)
+        except pa.ArrowInvalid:
+            found = None
+        if found is None:
+            self._columns.has_many(text)
+        return found
 
     def _text_array(self, text: int, kind: pa.DataType, mask: pa.Buffer | None, nulls: int) -> pa.Array | None:
         ends = self._ends.slice(4 * text * (self._rows + 1), 4 * (self._rows + 1))

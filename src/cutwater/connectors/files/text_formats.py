@@ -216,11 +216,14 @@ class CsvFormat:
             raise ValueError(_csv_reason(str(e), names)) from e
         return _finish(table, rows, schema, self.timestamp_formats)
 
-    def plain(self, schema: pa.Schema, names: Sequence[str]) -> PlainParser | None:
-        """A parser of plain rows, much faster than ``parse``; ``None`` if there is none for such columns."""
+    def plain(self, schema: pa.Schema, names: Sequence[str], dictionaries: bool) -> PlainParser | None:
+        """A parser of plain rows, much faster than ``parse``; ``None`` if there is none for such columns.
+
+        With ``dictionaries`` columns of few texts come as such.
+        """
         if self.timestamp_formats or self.null_values != ("",) or not knows(schema):
             return None
-        columns = TextColumns(schema, names)
+        columns = TextColumns(schema, names, dictionaries=dictionaries)
         return lambda data, rows: columns.csv(data, rows, delimiter=self.delimiter, quote=self.quote)
 
     def infer(self, block: Block, names: Sequence[str]) -> pa.Schema:
@@ -308,11 +311,14 @@ class JsonFormat:
         table.validate(full=True)  # Arrow's JSON reader lets bytes pass that are not UTF-8
         return _finish(table.select(schema.names), rows, schema, self.timestamp_formats)
 
-    def plain(self, schema: pa.Schema, names: Sequence[str]) -> PlainParser | None:
-        """A parser of plain rows, much faster than ``parse``; ``None`` if there is none for such columns."""
+    def plain(self, schema: pa.Schema, names: Sequence[str], dictionaries: bool) -> PlainParser | None:
+        """A parser of plain rows, much faster than ``parse``; ``None`` if there is none for such columns.
+
+        With ``dictionaries`` columns of few texts come as such.
+        """
         if self.timestamp_formats or not knows(schema):
             return None
-        columns = TextColumns(schema)
+        columns = TextColumns(schema, dictionaries=dictionaries)
         return lambda data, rows: columns.json(data, rows, ignore=self.ignore_unknown)
 
     def infer(self, block: Block, names: Sequence[str]) -> pa.Schema:

@@ -13,11 +13,19 @@ import pyarrow as pa
 from cutwater.connectors.base import PART_OF, Json, SourceContext, Split
 from cutwater.connectors.files.line_blocks import Block, LineBlocks, row_ranges
 from cutwater.connectors.files.listing import FileEntry
-from cutwater.connectors.files.schemas import SchemaOrigin, Widened, check_columns, good_and_bad, name_differences, only
+from cutwater.connectors.files.schemas import (
+    SchemaOrigin,
+    Widened,
+    check_columns,
+    good_and_bad,
+    name_differences,
+    only,
+    without_dictionaries,
+)
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainParser, TextFormat
 from cutwater.errors import DataError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 22
 """Bytes of a file that are parsed at once: a few milliseconds' work."""
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
@@ -116,16 +124,21 @@ def _begin(entry: FileEntry, text: CsvFormat, lines: LineBlocks) -> _Start:
 
 
 class PlainParsers:
-    """Parsers of plain rows, of one source: files with the same columns share one.  Used by one thread."""
+    """Parsers of plain rows, of one source: files with the same columns share one.  Used by one thread.
 
-    def __init__(self) -> None:
+    Args:
+        dictionaries: columns of few texts come as dictionaries.
+    """
+
+    def __init__(self, *, dictionaries: bool = False) -> None:
+        self._dictionaries = dictionaries
         self._made: dict[tuple[str, ...], PlainParser | None] = {}
 
     def of(self, text: TextFormat, schema: pa.Schema, names: Sequence[str]) -> PlainParser | None:
         """The parser of rows with these columns, of which the schema names those that are read."""
         key = (type(text).__name__, *schema.names, "", *names)
         if key not in self._made:
-            self._made[key] = text.plain(schema, names)
+            self._made[key] = text.plain(schema, names, self._dictionaries)
         return self._made[key]
 
 
@@ -279,7 +292,8 @@ class TextReader:
         if len(batches) == 1:
             table = batches[0]
         else:
-            table = pa.concat_batches([pa.RecordBatch.from_pylist([], schema=self._read_schema), *batches])
+            empty = pa.RecordBatch.from_pylist([], schema=self._read_schema)
+            table = pa.concat_batches([empty, *(without_dictionaries(batch) for batch in batches)])
         offsets = np.append(block.starts[numbers], len(block.data)) + block.offset
         table = self._widened.widen(table)
         return _Parsed(table, offsets, np.append(block.lines[numbers], block.end_line), items)

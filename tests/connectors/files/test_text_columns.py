@@ -175,7 +175,7 @@ def test_a_block_of_plain_rows_is_read_as_arrow_reads_it(text: Any, line: Any):
 def test_fields_of_any_bytes_are_read_as_arrow_reads_them(text: CsvFormat):
     """Whatever quotes and delimits: a zero byte is a character as any other; so is a quote where nothing quotes."""
     rng, schema = random.Random(3), pa.schema([("a", pa.string()), ("n", pa.int64()), ("b", pa.string())])
-    parse, accepted = text.plain(schema, schema.names), 0
+    parse, accepted = text.plain(schema, schema.names, False), 0
     assert parse is not None
     for _ in range(3000):
         fields = ["".join(rng.choices("\0\x01\t ab'\"\x7fäß;,", k=rng.randint(0, 12))) for _ in range(2)]
@@ -229,4 +229,4 @@ def test_a_null_where_none_may_be_is_left_to_others():
     ],
 )
 def test_what_kernels_do_not_know_has_no_fast_parser(text: Any, schema: pa.Schema):
-    assert text.plain(schema, schema.names) is None
+    assert text.plain(schema, schema.names, False) is None

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.files import line_kernels, listing
+from cutwater.connectors.files import listing
 from cutwater.connectors.files.listing import FileEntry
+from cutwater.connectors.text import line_kernels
 from cutwater.errors import DataError
 
 _NEWLINE = 10

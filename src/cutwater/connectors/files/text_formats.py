@@ -22,7 +22,7 @@ import pyarrow.json as pa_json
 import pyarrow.types as pt
 
 from cutwater.connectors.files.line_blocks import Block
-from cutwater.connectors.files.text_columns import TextColumns, knows
+from cutwater.connectors.text.text_columns import TextColumns, knows
 from cutwater.errors import BuildError
 
 pc: Any = pyarrow.compute

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.connectors.files.line_blocks import find_newlines
-from cutwater.connectors.files.text_columns import TextColumns
+from cutwater.connectors.text.text_columns import TextColumns
 from cutwater.operators.aggregate.accumulators import Aggregate, aggregate_functions
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.files.dictionary_kernels import find_values
+from cutwater.connectors.text.dictionary_kernels import find_values
 from cutwater.data.words import new_buffer
 
 FEW_ROWS = 1024
@@ -58,14 +58,17 @@ class TextDictionary:
             mask, nulls: the same as Arrow has it.
 
         Returns:
-            ``None`` if the column has too many values for a dictionary; it is of no more use then.
+            ``None`` if the column has too many values for a dictionary, or half of its rows are new ones; it is of no
+            more use then.
 
         Raises:
             ArrowInvalid: a text is not UTF-8.
         """
-        rows = len(ends) - 1
+        rows, known = len(ends) - 1, int(self._ends[0])
         buffer, out = new_buffer(rows, np.int32)
         if not _find_values(texts, ends, valid, self._places, self._words, self._values, self._ends, out):
+            return None
+        if rows >= FEW_ROWS and int(self._ends[0]) - known > rows // 2:
             return None
         if len(self._dictionary) != self._ends[0]:
             self._dictionary = self._as_array()

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.connectors.files.text_kernels import (
+from cutwater.connectors.text.text_kernels import (
     CLOSE,
     COLON,
     COMMA,

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.connectors.files import text_columns
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat
+from cutwater.connectors.text import text_columns
 
 SCHEMA = pa.schema(
     [

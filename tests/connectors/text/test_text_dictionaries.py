@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.connectors.files.files import files
 from cutwater.connectors.files.source import FileSource
-from cutwater.connectors.files.text_dictionary import MOST_VALUES, TextDictionary
+from cutwater.connectors.text.text_dictionary import MOST_VALUES, TextDictionary
 from cutwater.errors import DataError
 
 ROWS = 3_000
@@ -43,8 +42,7 @@ class Context:
 
 
 def source(path: Path, **settings: Any) -> FileSource:
-    made = files(str(path), schema="few string, many string, n long", **settings)
-    assert isinstance(made, FileSource)
+    made = FileSource(path, schema="few string, many string, n long", **settings)
     return made.reading(None, dictionaries=True)
 
 
@@ -156,6 +154,7 @@ def test_random_texts_keep_their_places() -> None:
 
 
 def test_more_values_than_a_dictionary_has_room_for() -> None:
-    assert column([f"v{n}" for n in range(MOST_VALUES)], TextDictionary()) is not None
-    assert column([f"v{n}" for n in range(MOST_VALUES + 1)], TextDictionary()) is None
+    assert column([f"v{n}" for n in range(MOST_VALUES)] * 3, TextDictionary()) is not None
+    assert column([f"v{n}" for n in range(MOST_VALUES + 1)] * 3, TextDictionary()) is None
+    assert column([f"v{n}" for n in range(MOST_VALUES)], TextDictionary()) is None  # nearly all of them are new
     assert column(["long" * 9_000, "long " * 9_000, "very long " * 9_000], TextDictionary()) is None

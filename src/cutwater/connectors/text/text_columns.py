@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.connectors.files import line_kernels as kernels
-from cutwater.connectors.files.text_dictionary import FEW_ROWS, TextDictionary
+from cutwater.connectors.text import line_kernels as kernels
+from cutwater.connectors.text.text_dictionary import FEW_ROWS, TextDictionary
 
 _parse_json: Any = kernels.parse_json
 _parse_csv: Any = kernels.parse_csv

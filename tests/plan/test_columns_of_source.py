@@ -65,13 +65,16 @@ def aside(stream: Stream) -> Any:
     [
         (windows, True),
         (lambda s: s.select("few", "k").write("out", cw.console()), True),
-        (aside, False),
+        (aside, True),
         (lambda s: s.write("out", cw.console()), False),
         (lambda s: s.map_batches("same", lambda batches: batches, schema=SCHEMA).write("out", cw.console()), False),
-        (lambda s: s.key_by("k").aggregate("total", n=cw.count()).write("out", cw.console()), False),
+        (lambda s: s.key_by("k").aggregate("total", n=cw.count()).write("out", cw.console()), True),
+        (lambda s: [aside(s), s.map_batches("same", lambda b: b, schema=SCHEMA).write("x", cw.console())], False),
     ],
 )
-def test_texts_may_come_as_dictionaries_where_expressions_take_them(make: Callable[[Stream], Any], expected: bool):
+def test_texts_may_come_as_dictionaries_where_expressions_and_edges_take_them(
+    make: Callable[[Stream], Any], expected: bool
+):
     plan, vertex = planned(make)
     assert may_read_dictionaries(plan, vertex) is expected
 

@@ -241,15 +241,18 @@ def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
 
 
 def _narrowed(plan: PhysicalPlan, vertex: Vertex, node: FusedNode) -> FusedNode:
-    """The node without columns that go over no edge, where all its rows leave the chain."""
+    """The node as it is where all its rows leave the chain: without columns that go over no edge, with dictionaries."""
     position = vertex.steps.index(node.steps[-1])
     step = plan.steps[node.steps[-1]]
     edges = [edge for edge in plan.edges if edge.source_step == step.id]
     wanted = frozenset(name for edge in edges for name in edge.schema.names)
     inside = any(link.source == position for link in vertex.links)
-    if step.operator is None or len(step.outputs) != 1 or inside or not 0 < len(wanted) < len(step.outputs[0].schema):
+    if step.operator is None or len(step.outputs) != 1 or inside or not wanted:
         return node
-    return FusedNode(node.steps, cast("OperatorSpec", node.spec).narrowed(wanted))
+    spec = cast("OperatorSpec", node.spec)
+    if len(wanted) < len(step.outputs[0].schema):
+        spec = spec.narrowed(wanted)
+    return FusedNode(node.steps, spec.passing_dictionaries())
 
 
 def columns_of_source(plan: PhysicalPlan, vertex: Vertex) -> frozenset[str] | None:
@@ -281,11 +284,13 @@ def filters_of_source(plan: PhysicalPlan, vertex: Vertex) -> tuple[RowFilter, ..
 
 
 def may_read_dictionaries(plan: PhysicalPlan, vertex: Vertex) -> bool:
-    """Whether all steps that take the rows of the vertex's read step take texts as dictionaries."""
-    leaves = any(edge.source_step == vertex.steps[0] and edge.source_output == 0 for edge in plan.edges)
+    """Whether all steps of the chain that take the rows of the vertex's read step take texts as dictionaries.
+
+    Edges do.
+    """
     readers = [vertex.steps[link.target] for link in vertex.links if link.source == 0 and link.output == 0]
     operators = [plan.steps[reader].operator for reader in readers]
-    return not leaves and all(operator is not None and operator.takes_dictionaries for operator in operators)
+    return all(operator is not None and operator.takes_dictionaries for operator in operators)
 
 
 def _columns_taken(

@@ -182,7 +182,7 @@ def show_row(batch: pa.RecordBatch, row: int) -> str:
 
 
 def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
-    """Hash of every row of the key columns; no NaN.
+    """Hash of every row of the key columns; no NaN.  Of a dictionary each value is hashed once.
 
     >>> [hex(h) for h in hash_keys([pa.array([0, 1, -1, None])])]
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1', '0xe4d971771b652c20', '0xe166071e7fb45925']
@@ -201,7 +201,9 @@ def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
 def _hash_column(column: pa.Array, out: Hashes) -> None:
     from cutwater.state import kernels
 
-    if is_word_key(column.type):
+    if isinstance(column, pa.DictionaryArray):
+        _gather_hashes(column, out)
+    elif is_word_key(column.type):
         kernels.hash_words(to_words(column), out)
     else:
         data, offsets = bytes_view(as_bytes(column))
@@ -209,6 +211,15 @@ def _hash_column(column: pa.Array, out: Hashes) -> None:
     valid = valid_rows(column)
     if valid is not None:
         out[~valid] = NULL_HASH
+
+
+def _gather_hashes(column: pa.DictionaryArray, out: Hashes) -> None:
+    """The hash of each row's value; that of a null means nothing."""
+    if len(column.dictionary) == 0:
+        return
+    indices = column.indices if column.null_count == 0 else column.indices.fill_null(0)
+    values = hash_keys([column.dictionary])
+    np.take(values, fixed_view(indices, indices.type.to_pandas_dtype()), out=out, mode="clip")
 
 
 def as_bytes(column: pa.Array) -> pa.Array:

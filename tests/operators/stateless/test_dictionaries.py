@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cutwater.errors import CutwaterError
 from cutwater.operators.stateless.expressions import ExpressionSpec, Filter, Select, Stage, WithColumns
+from cutwater.runtime.channels.texts import plain_rows
 
 SCHEMA = pa.schema({"kind": pa.string(), "number": pa.string(), "n": pa.int64()})
 KINDS = ["view", "click", "buy", "", None]
@@ -51,6 +52,30 @@ def test_the_rows_are_those_of_plain_texts(
     for (_, one), (_, other) in zip(expected, found, strict=True):
         assert one.schema == other.schema
         assert one.equals(other)
+
+
+@settings(deadline=None, max_examples=100)
+@given(stages=st.sampled_from(STAGES), rows=rows)
+def test_what_passes_on_dictionaries_gives_the_same_rows(
+    stages: tuple[Stage, ...], rows: list[tuple[str | None, str | None, int]]
+) -> None:
+    columns: list[list[object]] = [list(c) for c in zip(*rows, strict=True)] if rows else [[], [], []]
+    batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    spec = ExpressionSpec(SCHEMA, stages)
+    expected = spec.build().process(0, batch)
+    found = spec.passing_dictionaries().build().process(0, as_dictionaries(batch))
+    assert [plain_rows(rows) for _, rows in found] == [rows for _, rows in expected]
+
+
+def test_a_text_that_stays_as_it_came_leaves_as_a_dictionary() -> None:
+    stages = (Filter(pl.col("kind") != "view"), WithColumns([(pl.col("number") + "0").alias("number")]))
+    operator = ExpressionSpec(SCHEMA, stages).passing_dictionaries().build()
+    ((_, rows),) = operator.process(0, as_dictionaries(repeated(["view", "buy", "click"])))
+    assert [str(kind) for kind in rows.schema.types] == [
+        "dictionary<values=string, indices=int32, ordered=0>",
+        "string",
+        "int64",
+    ]
 
 
 def repeated(values: list[str | None]) -> pa.RecordBatch:

@@ -314,15 +314,25 @@ def columns_needed(operations: Sequence[Operation], outputs: Iterable[str]) -> f
     return frozenset(needed)
 
 
-def run(operations: Sequence[Operation], batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
-    """What the operations make of a batch; ``None`` when no row is left."""
+def run(
+    operations: Sequence[Operation], batch: pa.RecordBatch, schema: pa.Schema, *, dictionaries: bool = False
+) -> pa.RecordBatch | None:
+    """What the operations make of a batch; ``None`` when no row is left.
+
+    With ``dictionaries`` texts that came as such leave as such, whatever the schema says.
+    """
     columns = {name: Column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     rows = batch.num_rows
     for operation in operations:
         columns, rows = operation.run(columns, rows)
         if rows == 0:
             return None
-    return pa.RecordBatch.from_arrays([columns[name].plain for name in schema.names], schema=schema)
+    if not dictionaries:
+        return pa.RecordBatch.from_arrays([columns[name].plain for name in schema.names], schema=schema)
+    arrays = [columns[name].arrow for name in schema.names]
+    if any(isinstance(array, pa.DictionaryArray) for array in arrays):
+        schema = pa.schema([field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def first_failing(fails: Callable[[Any], bool], batch: pa.RecordBatch) -> int:

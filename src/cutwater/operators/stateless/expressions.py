@@ -7,7 +7,7 @@ boolean, results without a column type, and expressions that look across rows (`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -89,6 +89,7 @@ class ExpressionSpec(OneInputSpec):
     Args:
         stages: what to do to them, in order.
         checked: the stages were found local to a row before (set by ``fused``).
+        dictionaries: texts that stay as they came leave as dictionaries where they came so.
 
     Raises:
         BuildError: a stage cannot work on such rows, or looks across rows; the message says why.
@@ -104,6 +105,7 @@ class ExpressionSpec(OneInputSpec):
 
     stages: tuple[Stage, ...]
     checked: bool = field(default=False, repr=False)
+    dictionaries: bool = field(default=False, repr=False)
     _output: pa.Schema = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +141,9 @@ class ExpressionSpec(OneInputSpec):
         names = [name for name in self._output.names if name in wanted]
         return ExpressionSpec(self.input_schema, (*self.stages, Select(names)), checked=True)
 
+    def passing_dictionaries(self) -> ExpressionSpec:
+        return replace(self, checked=True, dictionaries=True)
+
     def fused(self, after: OperatorSpec) -> ExpressionSpec | None:
         """Both as one, if ``after`` has expressions too: rows pass through a single operator.
 
@@ -159,21 +164,23 @@ class ExpressionSpec(OneInputSpec):
 
     def build(self) -> ExpressionOperator:
         compiler = self._compiled(trial=False)
-        return ExpressionOperator(prune(compiler.operations, compiler.schema.names), compiler.schema)
+        operations = prune(compiler.operations, compiler.schema.names)
+        return ExpressionOperator(operations, compiler.schema, dictionaries=self.dictionaries)
 
 
 class ExpressionOperator(Operator):
     """Runs compiled stages on each slice."""
 
-    def __init__(self, operations: Sequence[Operation], schema: pa.Schema) -> None:
+    def __init__(self, operations: Sequence[Operation], schema: pa.Schema, *, dictionaries: bool = False) -> None:
         self._operations = operations
         self._schema = schema
+        self._dictionaries = dictionaries
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
         try:
-            result = run(self._operations, batch, self._schema)
+            result = run(self._operations, batch, self._schema, dictionaries=self._dictionaries)
         except BaseException as exc:
             if not _of_expression(exc):
                 raise

@@ -21,6 +21,7 @@ from cutwater.operators.base import Operator, Outputs
 from cutwater.protocol.subtask.call_size import CallCost, CallSize
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.runtime.channels.texts import plain_rows
 from cutwater.runtime.control.messages import FixedCost
 from cutwater.state.segments import EMPTY, Frozen
 
@@ -34,7 +35,7 @@ class Target:
 
 
 class EdgeOut:
-    """The sending end of an edge in one subtask: picks the channel for each row.
+    """The sending end of an edge in one subtask: picks the channel for each row, and makes texts plain.
 
     ``columns``: those that go over the edge, if not all.  ``back``: it closes a loop; no watermark goes over it (W3).
     ``in_loop``: both ends lie in the same loop.
@@ -67,8 +68,10 @@ class EdgeOut:
             batch = batch.select(self._columns)
         if self._partitioner is not None:
             for target, part in self._partitioner.split(batch):
-                self.channels[target].offer(part, late_before)
-        elif self._broadcast:
+                self.channels[target].offer(plain_rows(part), late_before)
+            return
+        batch = plain_rows(batch)
+        if self._broadcast:
             for channel in self.channels:
                 channel.offer(batch, late_before)
         else:  # forward has one channel; rebalance takes turns

@@ -20,6 +20,7 @@ from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, Tumbli
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.runtime.chains.source_runner import watermark_cuts
 from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.runtime.channels.texts import plain_rows
 from cutwater.state.growing_array import GrowingArray, gather, populate
 from cutwater.state.kernels import cache_directory
 from cutwater.state.key_index import NullableIndex
@@ -120,6 +121,9 @@ def _warm_up_texts(rows: pa.RecordBatch) -> None:
     columns.json(b'{"number":1}\n', 1, ignore=True)
     columns.csv(b",,,,,\n", 1, delimiter=",", quote='"')
     _ = find_newlines(b"\n")
+    few = pa.record_batch({"number": np.arange(8) % 2, "text": pa.array(["a", "b"] * 4).dictionary_encode()})
+    for _, part in HashPartitioner(few.schema, ["number"], 2, _GROUPS).split(few):
+        plain_rows(part)
     watermark_cuts(rows.column("time").cast(pa.int64()).to_numpy(), 0, 0)
 
 

@@ -106,24 +106,35 @@ OVERRUN_BYTES = 16
 
 
 @kernel
+def place_texts(offsets: Any, order: Any, places: Any) -> Any:
+    """Where each text of the rows in ``order`` begins, one behind the other, and as the last one where all end.
+
+    Returns that.
+    """
+    at = np.int64(0)
+    for i in range(order.shape[0]):
+        places[i] = at
+        at += np.int64(offsets[order[i] + 1]) - np.int64(offsets[order[i]])
+    places[order.shape[0]] = at
+    return at
+
+
+@kernel
 def take_texts(data: Any, offsets: Any, order: Any, source: Any, target: Any, places: Any) -> None:
-    """The texts of the rows in ``order`` one behind the other, a short one as two words whatever its length.
+    """The texts of the rows in ``order`` at their places, a short one as two words whatever its length.
 
     Args:
         source, target: addresses of ``data`` and of the memory to write to.
-        places: where each begins, and as the last one where all end.
+        places: what ``place_texts`` found.
     """
-    at = np.int64(0)
     safe = np.int64(data.shape[0]) - OVERRUN_BYTES
     for i in range(order.shape[0]):
         row = order[i]
         start = np.int64(offsets[row])
         length = np.int64(offsets[row + 1]) - start
-        places[i] = at
+        at = np.int64(places[i])
         if length <= OVERRUN_BYTES and start <= safe:
             set_word(target + at, load_u64(data, start))
             set_word(target + at + 8, load_u64(data, start + 8))
         else:
             copy_bytes(target + at, source + start, length)
-        at += length
-    places[order.shape[0]] = at

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutwater.data.words import bits_dtype, bytes_view, fixed_view, new_buffer, to_words
+from cutwater.data.words import bits_dtype, fixed_view, new_buffer, to_words
 from cutwater.errors import BuildError
 from cutwater.runtime.channels import kernels
+from cutwater.runtime.channels.texts import few_values, take_texts
 from cutwater.state.keys import (
     MAX_KEY_GROUPS,
     check_key_types,
@@ -71,11 +72,13 @@ class HashPartitioner:
     def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         """Non-empty parts with their target subtask, targets ascending; the order of rows within a target is kept.
 
+        Texts that come as dictionaries leave as such where that is a gain: each value is hashed once.
         The parts share no memory that is used again: they stay valid for ever.
 
         Raises:
             DataError: a row without a usable key (null or NaN).
         """
+        batch = few_values(batch)
         require_valid_keys(batch, self._keys)
         rows = batch.num_rows
         if rows == 0:
@@ -141,16 +144,19 @@ class HashPartitioner:
         parts: list[list[Any]] = [[None] * batch.num_columns for _ in used]
         ranges = [(int(starts[t]), int(totals[t])) for t in used]
         for c, column in enumerate(batch.columns):
-            dtype = bits_dtype(column.type) if column.null_count == 0 else None
+            dictionary = column.dictionary if isinstance(column, pa.DictionaryArray) else None
+            values = column if dictionary is None else column.indices
+            dtype = bits_dtype(values.type) if column.null_count == 0 else None
             if dtype is None:
                 moved_otherwise.append((c, column))
                 continue
             buffer, out = new_buffer(int(padded.sum()), dtype)
-            kernels.scatter(fixed_view(column, dtype), where, out)
+            kernels.scatter(fixed_view(values, dtype), where, out)
             width = out.itemsize
             for part, (start, size) in zip(parts, ranges, strict=True):
-                values = buffer.slice(start * width, size * width)
-                part[c] = pa.Array.from_buffers(column.type, size, [None, values])
+                moved = pa.Array.from_buffers(values.type, size, [None, buffer.slice(start * width, size * width)])
+                whole = dictionary is None
+                part[c] = moved if whole else pa.DictionaryArray.from_arrays(moved, dictionary, safe=False)
         if moved_otherwise:
             self._take(moved_otherwise, counts, totals, used, parts)
         schema = batch.schema
@@ -172,16 +178,6 @@ class HashPartitioner:
         taken = pa.Array.from_buffers(pa.int64(), rows, [None, buffer])
         for c, column in columns:
             text = is_text_or_bytes(column.type) and column.null_count == 0
-            moved = _take_texts(column, order) if text else column.take(taken)
+            moved = take_texts(column, order) if text else column.take(taken)
             for part, t in zip(parts, used, strict=True):
                 part[c] = moved.slice(int(starts[t]), int(totals[t]))
-
-
-def _take_texts(column: pa.Array, order: npt.NDArray[np.int64]) -> pa.Array:
-    """``take`` of texts or binaries without a null."""
-    data, offsets = bytes_view(column)
-    size = int(offsets[-1]) - int(offsets[0])
-    places, begins = new_buffer(len(order) + 1, offsets.dtype)
-    content, out = new_buffer(size + kernels.OVERRUN_BYTES, np.uint8)
-    kernels.take_texts(data, offsets, order, data.ctypes.data, out.ctypes.data, begins)
-    return pa.Array.from_buffers(column.type, len(order), [None, places, content.slice(0, size)])

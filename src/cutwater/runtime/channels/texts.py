@@ -1,0 +1,79 @@
+"""Columns of texts on their way to an edge: moved, and made plain where they came as dictionaries.
+
+Behind an edge all texts are plain: what is sent, kept for another receiver, spilled or written into a snapshot looks
+the same wherever it came from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.words import bytes_view, fixed_view, new_buffer
+from cutwater.runtime.channels import kernels
+from cutwater.state.keys import is_text_or_bytes
+
+_MAX_BYTES = 1 << 30
+"""Of the texts of a column that a kernel moves: their places are 32-bit numbers."""
+
+
+def take_texts(column: pa.Array, rows: npt.NDArray[np.integer]) -> pa.Array:
+    """``take`` of texts or binaries; no null, and at most 2 GB.
+
+    >>> take_texts(pa.array(["a", "bc"]), np.array([1, 0, 1])).to_pylist()
+    ['bc', 'a', 'bc']
+    """
+    data, offsets = bytes_view(column)
+    places, begins = new_buffer(len(rows) + 1, offsets.dtype)
+    size = kernels.place_texts(offsets, rows, begins)
+    content, out = new_buffer(size + kernels.OVERRUN_BYTES, np.uint8)
+    kernels.take_texts(data, offsets, rows, data.ctypes.data, out.ctypes.data, begins)
+    return pa.Array.from_buffers(column.type, len(rows), [None, places, content.slice(0, size)])
+
+
+def plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows without dictionaries.
+
+    >>> rows = pa.record_batch({"k": pa.array(["a", None, "a"]).dictionary_encode(), "n": [1, 2, 3]})
+    >>> plain_rows(rows).equals(pa.record_batch({"k": ["a", None, "a"], "n": [1, 2, 3]}))
+    True
+    """
+    if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
+        return batch
+    columns = [plain_column(column) for column in batch.columns]
+    fields = [field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """A column without its dictionary."""
+    if not isinstance(column, pa.DictionaryArray):
+        return column
+    values = column.dictionary
+    nulls = column.null_count or values.null_count
+    if nulls or not is_text_or_bytes(values.type) or len(values) == 0 or _longest(values) * len(column) > _MAX_BYTES:
+        return column.dictionary_decode()
+    indices = column.indices
+    return take_texts(values, fixed_view(indices, indices.type.to_pandas_dtype()))
+
+
+def few_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows; those dictionaries are made plain that are no gain, or hold what is no text or a null."""
+
+    def keeps(column: pa.Array) -> bool:
+        if not isinstance(column, pa.DictionaryArray):
+            return True
+        values = column.dictionary
+        return is_text_or_bytes(values.type) and not values.null_count and 2 * len(values) <= len(column)
+
+    if all(keeps(column) for column in batch.columns):
+        return batch
+    columns = [column if keeps(column) else plain_column(column) for column in batch.columns]
+    fields = [field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _longest(texts: pa.Array) -> int:
+    _, offsets = bytes_view(texts)
+    return int(np.diff(offsets).max())

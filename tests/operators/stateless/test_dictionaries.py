@@ -64,7 +64,7 @@ def test_what_passes_on_dictionaries_gives_the_same_rows(
     spec = ExpressionSpec(SCHEMA, stages)
     expected = spec.build().process(0, batch)
     found = spec.passing_dictionaries().build().process(0, as_dictionaries(batch))
-    assert [plain_rows(rows) for _, rows in found] == [rows for _, rows in expected]
+    assert [plain_rows(rows, spec.outputs[0]) for _, rows in found] == [rows for _, rows in expected]
 
 
 def test_a_text_that_stays_as_it_came_leaves_as_a_dictionary() -> None:

@@ -59,7 +59,7 @@ class Sent:
 def chained(*functions: Callable[[Iterator[pa.RecordBatch]], Any]) -> tuple[Chain, Sent]:
     """Functions of batches, each a step behind the one before."""
     sent = Sent()
-    out = EdgeOut([cast(OutputChannel, sent)], partitioner=None, broadcast=False)
+    out = EdgeOut([cast(OutputChannel, sent)], partitioner=None, broadcast=False, schema=SCHEMA)
     operators = [MapBatchesSpec(SCHEMA, function, SCHEMA).build() for function in functions]
     last = len(operators) - 1
     nodes = [Node((str(i),), op, [[out if i == last else Target(i + 1, 0)]]) for i, op in enumerate(operators)]

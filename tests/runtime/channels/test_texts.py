@@ -49,14 +49,14 @@ def test_any_dictionary_reaches_the_owner_as_plain_texts_do(data: st.DataObject,
     columns = [data.draw(dictionaries(rows)), pa.array(numbers % 3), data.draw(dictionaries(rows)), pa.array(numbers)]
     batch = pa.RecordBatch.from_arrays(columns, names=SCHEMA.names)
     plain = pa.record_batch([as_texts(columns[0]), columns[1], as_texts(columns[2]), columns[3]], schema=SCHEMA)
-    assert plain_rows(batch).equals(plain)
+    assert plain_rows(batch, SCHEMA).equals(plain)
     keys = NullableKeys(data.draw(st.sampled_from([["k"], ["k", "n"], ["more", "k"], ["n"]])))
     found = HashPartitioner(SCHEMA, keys, parallelism, 16).split(batch)
     expected = HashPartitioner(SCHEMA, keys, parallelism, 16).split(plain)
     assert [target for target, _ in found] == [target for target, _ in expected]
     for (_, one), (_, other) in zip(found, expected, strict=True):
         one.validate(full=True)
-        one = plain_rows(one)
+        one = plain_rows(one, SCHEMA)
         one.validate(full=True)
         assert one.equals(other)
         assert one.schema == SCHEMA
@@ -95,7 +95,7 @@ def test_behind_an_edge_texts_are_plain(kind: str) -> None:
     sent: list[pa.RecordBatch] = []
     channels = [OutputChannel((0, 0, i), schema, lambda item: sent.append(item.batch), credit=9) for i in range(2)]
     partitioner = HashPartitioner(schema, ["k"], 2, 16) if kind == "hash" else None
-    out = EdgeOut(channels, partitioner=partitioner, broadcast=kind == "broadcast")
+    out = EdgeOut(channels, partitioner=partitioner, broadcast=kind == "broadcast", schema=schema)
     out.send(few(1000), MIN_WATERMARK)
     for channel in channels:
         channel.flush()
@@ -103,3 +103,22 @@ def test_behind_an_edge_texts_are_plain(kind: str) -> None:
     copies = 2 if kind == "broadcast" else 1
     assert sorted(row for batch in sent for row in batch.column("n").to_pylist()) == sorted([*range(1000)] * copies)
     assert all(row["k"] == f"k{row['n'] % 7}" for batch in sent for row in batch.to_pylist())
+
+
+@pytest.mark.parametrize("keys", [["n"], ["n", "row"]])
+def test_dictionaries_that_the_schema_declares_stay(keys: list[str]) -> None:
+    """A function of batches may declare one; what is behind the edge expects it."""
+    declared = SCHEMA.set(2, pa.field("more", pa.dictionary(pa.int32(), pa.string())))
+    for values in (["a", "b"], [f"v{n}" for n in range(1000)], ["a", None]):
+        texts = pa.array([values[n % len(values)] for n in range(1000)])
+        columns = [
+            pa.array(["k"] * 1000),
+            pa.array(np.arange(1000) % 7),
+            texts.dictionary_encode(),
+            pa.array(range(1000)),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=declared)
+        parts = [plain_rows(part, declared) for _, part in HashPartitioner(declared, keys, 2, 16).split(batch)]
+        assert {part.schema for part in parts} == {declared}
+        rows = [row for part in parts for row in part.to_pylist()]
+        assert sorted(rows, key=lambda row: row["row"]) == batch.to_pylist()

@@ -76,7 +76,10 @@ def slicing(
         incarnation=1,
         inputs=inputs,
         input_numbers=[0, 0],
-        chain=Chain([Node(("slices",), operator, [[]])], [EdgeOut(outputs, partitioner=None, broadcast=True)]),
+        chain=Chain(
+            [Node(("slices",), operator, [[]])],
+            [EdgeOut(outputs, partitioner=None, broadcast=True, schema=ROWS.batch.schema)],
+        ),
         clock=ProcessingClock(),
         source=None,
         sinks=[],

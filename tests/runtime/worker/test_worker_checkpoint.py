@@ -94,7 +94,7 @@ class _World:
     def _subtask(self, number: int, protocol: str, loop: bool) -> Subtask:
         inputs = [ReceivingEnd(Channel(0, source, number), 8) for source in range(2)]
         output = OutputChannel(Channel(1, number, 0), SCHEMA, lambda item: None, credit=0)
-        out = EdgeOut((output,), partitioner=None, broadcast=True)
+        out = EdgeOut((output,), partitioner=None, broadcast=True, schema=SCHEMA)
         keys = [channel.key for channel in inputs]
         self.inputs.append(inputs)
         back = frozenset(keys[1:]) if loop else frozenset[Channel]()

@@ -37,8 +37,8 @@ class Target:
 class EdgeOut:
     """The sending end of an edge in one subtask: picks the channel for each row, and makes texts plain.
 
-    ``columns``: those that go over the edge, if not all.  ``back``: it closes a loop; no watermark goes over it (W3).
-    ``in_loop``: both ends lie in the same loop.
+    ``schema``: of the rows that go over it.  ``columns``: those that do, if not all.  ``back``: it closes a loop; no
+    watermark goes over it (W3).  ``in_loop``: both ends lie in the same loop.
     """
 
     def __init__(
@@ -47,11 +47,12 @@ class EdgeOut:
         *,
         partitioner: HashPartitioner | None,
         broadcast: bool,
+        schema: pa.Schema,
         columns: list[str] | None = None,
         back: bool = False,
         in_loop: bool = False,
     ) -> None:
-        self.channels = list(channels)
+        self.channels, self._schema = list(channels), schema
         self.timed = [] if back else self.channels
         self.in_loop = in_loop
         self._partitioner = partitioner
@@ -68,9 +69,9 @@ class EdgeOut:
             batch = batch.select(self._columns)
         if self._partitioner is not None:
             for target, part in self._partitioner.split(batch):
-                self.channels[target].offer(plain_rows(part), late_before)
+                self.channels[target].offer(plain_rows(part, self._schema), late_before)
             return
-        batch = plain_rows(batch)
+        batch = plain_rows(batch, self._schema)
         if self._broadcast:
             for channel in self.channels:
                 channel.offer(batch, late_before)

@@ -122,8 +122,9 @@ def _warm_up_texts(rows: pa.RecordBatch) -> None:
     columns.csv(b",,,,,\n", 1, delimiter=",", quote='"')
     _ = find_newlines(b"\n")
     few = pa.record_batch({"number": np.arange(8) % 2, "text": pa.array(["a", "b"] * 4).dictionary_encode()})
-    for _, part in HashPartitioner(few.schema, ["number"], 2, _GROUPS).split(few):
-        plain_rows(part)
+    plain = few.schema.set(1, pa.field("text", pa.string()))
+    for _, part in HashPartitioner(plain, ["number"], 2, _GROUPS).split(few):
+        plain_rows(part, plain)
     watermark_cuts(rows.column("time").cast(pa.int64()).to_numpy(), 0, 0)
 
 

@@ -78,7 +78,7 @@ class HashPartitioner:
         Raises:
             DataError: a row without a usable key (null or NaN).
         """
-        batch = few_values(batch)
+        batch = few_values(batch, self._schema)
         require_valid_keys(batch, self._keys)
         rows = batch.num_rows
         if rows == 0:

@@ -6,6 +6,8 @@ the same wherever it came from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -32,16 +34,22 @@ def take_texts(column: pa.Array, rows: npt.NDArray[np.integer]) -> pa.Array:
     return pa.Array.from_buffers(column.type, len(rows), [None, places, content.slice(0, size)])
 
 
-def plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows without dictionaries.
+def plain_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows as the schema declares them: dictionaries are plain where it has none.
 
     >>> rows = pa.record_batch({"k": pa.array(["a", None, "a"]).dictionary_encode(), "n": [1, 2, 3]})
-    >>> plain_rows(rows).equals(pa.record_batch({"k": ["a", None, "a"], "n": [1, 2, 3]}))
-    True
+    >>> plain_rows(rows, pa.schema({"k": pa.string(), "n": pa.int64()})).column("k").to_pylist()
+    ['a', None, 'a']
     """
-    if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
+    if not any(isinstance(column, pa.DictionaryArray) for column in batch.columns):
         return batch
-    columns = [plain_column(column) for column in batch.columns]
+    return _made_plain(batch, [not pa.types.is_dictionary(declared) for declared in schema.types])
+
+
+def _made_plain(batch: pa.RecordBatch, those: Sequence[bool]) -> pa.RecordBatch:
+    if not any(those):
+        return batch
+    columns = [plain_column(column) if plain else column for column, plain in zip(batch.columns, those, strict=True)]
     fields = [field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
@@ -58,20 +66,16 @@ def plain_column(column: pa.Array) -> pa.Array:
     return take_texts(values, fixed_view(indices, indices.type.to_pandas_dtype()))
 
 
-def few_values(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows; those dictionaries are made plain that are no gain, or hold what is no text or a null."""
+def few_values(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows; dictionaries that the schema does not declare are made plain if they are no gain, or hold a null."""
 
-    def keeps(column: pa.Array) -> bool:
-        if not isinstance(column, pa.DictionaryArray):
-            return True
+    def is_no_gain(column: pa.Array, declared: pa.DataType) -> bool:
+        if not isinstance(column, pa.DictionaryArray) or pa.types.is_dictionary(declared):
+            return False
         values = column.dictionary
-        return is_text_or_bytes(values.type) and not values.null_count and 2 * len(values) <= len(column)
+        return not is_text_or_bytes(values.type) or bool(values.null_count) or 2 * len(values) > len(column)
 
-    if all(keeps(column) for column in batch.columns):
-        return batch
-    columns = [column if keeps(column) else plain_column(column) for column in batch.columns]
-    fields = [field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    return _made_plain(batch, [is_no_gain(c, kind) for c, kind in zip(batch.columns, schema.types, strict=True)])
 
 
 def _longest(texts: pa.Array) -> int:

@@ -321,7 +321,13 @@ class Wiring:
         loop = self._plan.loop_of(edge.source)
         in_loop = loop is not None and loop == self._plan.loop_of(edge.target)
         return EdgeOut(
-            channels, partitioner=partitioner, broadcast=broadcast, columns=columns, back=edge.back, in_loop=in_loop
+            channels,
+            partitioner=partitioner,
+            broadcast=broadcast,
+            schema=edge.schema,
+            columns=columns,
+            back=edge.back,
+            in_loop=in_loop,
         )
 
     def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:

@@ -130,6 +130,17 @@ def test_the_benchmark_of_the_kernels_runs() -> None:
 
 
 @pytest.mark.full
+def test_the_phases_of_a_first_job_are_timed() -> None:
+    """Its results are compared with DuckDB's."""
+    command = [sys.executable, "-m", "benchmarks.input_phases", "--rows", "20000", "--rounds", "1", "--only"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    cases = ["json", "csv, gzip", "parquet, integer key"]
+    done = subprocess.run([*command, *cases], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[-3:]] == [f"| {case}" for case in cases]
+
+
+@pytest.mark.full
 @pytest.mark.spark
 def test_the_first_row_is_timed_beside_an_empty_query() -> None:
     command = [sys.executable, "-m", "benchmarks.first_row", "--rounds", "1"]

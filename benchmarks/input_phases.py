@@ -253,9 +253,9 @@ def arrow():
     return sum(batch.num_rows for f in files for batch in
                pq.ParquetFile(f, read_dictionary=texts).iter_batches(65536, columns=columns, use_threads=False))
 def whole():
-    table_of = duckdb.sql(f"select time_bucket(interval 1 minute, ts) as start, {key}, count(*) as n, sum(cents)::bigint as cents "
-               f"from {table} where kind <> 'view' group by 1, 2").to_arrow_table()
-    return found_groups.append(table_of.num_rows)
+    made = f"time_bucket(interval 1 minute, ts) as start, {key}, count(*) as n, sum(cents)::bigint as cents"
+    groups = duckdb.sql(f"select {made} from {table} where kind <> 'view' group by 1, 2").to_arrow_table()
+    found_groups.append(groups.num_rows)
 found, found_groups = {}, []
 for name, run in (("DuckDB", duck), ("Polars", polars), ("pyarrow", arrow), ("query", whole)):
     try:
@@ -269,7 +269,7 @@ print(json.dumps({**found, "groups": found_groups[-1]}))
 
 
 def limits(folder: Path, case: Case) -> dict[str, float | None]:
-    """Processor seconds of the libraries, with one thread each, in a process of its own, and how many groups there are."""
+    """Processor seconds of the libraries, with one thread each, in a process of its own, and the number of groups."""
     types = {name: _TYPES[name] for name in USED}
     types |= {f"x{n}": "long" if n % 2 else "string" for n in range(case.columns - len(USED))}
     command = [sys.executable, "-c", _LIMITS, str(folder / case.pattern), case.kind, case.key, json.dumps(types)]
@@ -325,10 +325,9 @@ def main() -> None:
                     best = run
             assert best is not None
             found[name] = {**best, "input_bytes": size, "limits": limits(folder, case)}
-            if best["results"] != found[name]["limits"]["groups"]:
-                raise WrongResultError(
-                    f"{name}: {best['results']} results, DuckDB has {found[name]['limits']['groups']}"
-                )
+            expected = found[name]["limits"]["groups"]
+            if best["results"] != expected:
+                raise WrongResultError(f"{name}: {best['results']} results, DuckDB has {expected}")
             print(table({name: found[name]}).splitlines()[-1], flush=True)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "input_phases.json").write_text(json.dumps({"machine": facts(), "cases": found}, indent=1))

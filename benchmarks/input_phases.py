@@ -150,6 +150,7 @@ def run_phases(folder: Path, case: Case, scratch: Path) -> dict[str, Any]:
     from cutwater.plan.planner import columns_of_source, filters_of_source, fuse_links, make_plan, may_read_dictionaries
     from cutwater.runtime.chains.source_runner import SourceRunner
     from cutwater.runtime.channels.partitioner import HashPartitioner
+    from cutwater.runtime.channels.texts import plain_rows
     from cutwater.runtime.control.messages import SplitAssignment
     from cutwater.runtime.worker.wiring import OperatorContext, SinkIdentity
 
@@ -196,9 +197,10 @@ def run_phases(folder: Path, case: Case, scratch: Path) -> dict[str, Any]:
             for _, left in found:
                 kept += left.num_rows
                 with meter.phase("split"):
-                    parts = partitioner.split(left.select(edge.schema.names))
+                    divided = partitioner.split(left.select(edge.schema.names))
+                    parts = [plain_rows(part, edge.schema) for _, part in divided]
                 with meter.phase("windows"):
-                    for _, part in parts:
+                    for part in parts:
                         operator.process(0, part)
         with meter.phase("results"):
             made = operator.on_watermark(read.watermark)

@@ -67,6 +67,11 @@ class Split(msgspec.Struct, frozen=True):
     data: Json = None
 
 
+SIZE, WEIGHT = "size", "weight"
+"""In ``Split.data``: bytes of the file that the split is or lies in, and how many of them it is to count for.
+
+Splits are dealt so that each subtask gets about as many bytes; those that tell neither count for one.
+"""
 PART_OF = "part_of"
 """In ``Split.data``: the id of a split that is the whole of which this one is a part.
 

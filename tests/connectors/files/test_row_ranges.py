@@ -8,6 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cutwater.connectors.base import Split
@@ -204,3 +207,24 @@ def test_an_origin_is_told_although_the_file_is_gone(tmp_path: Path) -> None:
     assert reader.read(5) is not None
     path.unlink()
     assert reader.origin == f"{path} lines 1 to 5 of a part of it"
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_parts_of_unequal_size_are_dealt_by_their_bytes(tmp_path: Path, parallelism: int) -> None:
+    """Each file has a large part and a small one: in turns one subtask would get all of the large ones."""
+    for number in range(12):
+        table = pa.table({"n": np.random.default_rng(number).integers(0, 1 << 60, 240)})
+        pq.write_table(
+            table, tmp_path / f"{number:02}.parquet", row_group_size=80, compression="none", use_dictionary=False
+        )
+    splits = FileSource(str(tmp_path)).discover()
+    sizes = {split.id: split.data["weight"] for split in splits}
+    assert len(splits) == 24
+    assert max(sizes.values()) > 1.5 * min(sizes.values())
+    dealt = Enumerator("in", None, parallelism).assign(splits)
+    loads = [sum(sizes[split.id] for split in some) for some in dealt]
+    assert max(loads) - min(loads) <= max(sizes.values())
+    again = Enumerator("in", None, parallelism)
+    records = [SplitRecord(split.id, split.data, None, 0, False) for split in splits]
+    loads = [sum(sizes[split.id] for split in some) for some in again.restore({0: records}, 1, {})]
+    assert max(loads) - min(loads) <= max(sizes.values())

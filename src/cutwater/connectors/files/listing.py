@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from cutwater.connectors.base import Json
+from cutwater.connectors.base import SIZE, WEIGHT, Json
 from cutwater.errors import BuildError, DataError
 
 SPLIT_BYTES = 64 << 20
@@ -40,8 +40,9 @@ class FileEntry(NamedTuple):
 
     def to_data(self) -> dict[str, Json]:
         """For ``Split.data``."""
-        data = {"file": self.path, "size": self.size, "mtime_ns": self.mtime_ns}
-        return data if self.grows_until is None else {**data, "grows_until": self.grows_until}
+        data = {"file": self.path, SIZE: self.size, "mtime_ns": self.mtime_ns}
+        # What a file that grows holds by now tells nothing of what will come: each counts for as much.
+        return data if self.grows_until is None else {**data, "grows_until": self.grows_until, WEIGHT: 1}
 
     @property
     def is_over(self) -> bool:

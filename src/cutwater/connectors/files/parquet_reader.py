@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutwater.connectors.base import Json, PassedOver, SourceContext, Split
+from cutwater.connectors.base import WEIGHT, Json, PassedOver, SourceContext, Split
 from cutwater.connectors.files import listing
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.row_group_filters import GroupRun, RowGroupFilters, unit_us
@@ -122,7 +122,10 @@ def parquet_splits(entry: FileEntry) -> list[Split]:
             first, total = group + 1, 0
     if len(ranges) < 2:
         return [Split(entry.path, entry.to_data())]
-    return [Split(f"{entry.path}#rg{a}-{b - 1}", {**entry.to_data(), "row_groups": [a, b]}) for a, b in ranges]
+    return [
+        Split(f"{entry.path}#rg{a}-{b - 1}", {**entry.to_data(), "row_groups": [a, b], WEIGHT: sum(sizes[a:b])})
+        for a, b in ranges
+    ]
 
 
 def earliest_by_statistics(split: Split, column: str) -> int | None:

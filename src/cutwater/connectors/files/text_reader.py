@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.base import PART_OF, Json, SourceContext, Split
+from cutwater.connectors.base import PART_OF, WEIGHT, Json, SourceContext, Split
 from cutwater.connectors.files.line_blocks import Block, LineBlocks, row_ranges
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import (
@@ -83,7 +83,8 @@ def text_splits(entry: FileEntry, text: TextFormat) -> list[Split]:
     if len(ranges) < 2 or _start(entry, text).offset > ranges[0][1]:  # blank lines before the header may be many
         return [Split(entry.path, entry.to_data())]
     return [
-        Split(f"{entry.path}#{a}-{b}", {**entry.to_data(), PART_OF: entry.path, "bytes": [a, b]}) for a, b in ranges
+        Split(f"{entry.path}#{a}-{b}", {**entry.to_data(), PART_OF: entry.path, "bytes": [a, b], WEIGHT: b - a})
+        for a, b in ranges
     ]
 
 

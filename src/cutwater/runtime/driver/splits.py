@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from cutwater.connectors.base import PART_OF, Json, Source, SourceHooks, Split
+from cutwater.connectors.base import PART_OF, SIZE, WEIGHT, Json, Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.recovery_scope import Region
@@ -159,12 +159,15 @@ class Enumerator:
     [2, 1]
     >>> [len(a) for a in e.assign([Split("a"), Split("d")])]
     [0, 1]
+    >>> [[split.id for split in a] for a in e.assign([Split("large", {"size": 9}), Split("e"), Split("f")])]
+    [['large'], ['e', 'f']]
     """
 
     step: str
     source: Source | None
     parallelism: int
     _load: list[int] = field(default_factory=list[int])
+    """Bytes to read, per subtask, as far as splits tell."""
     _known: set[str] = field(default_factory=set[str])
     _wholes: set[str] = field(default_factory=set[str])
     """Of which parts are known."""
@@ -199,7 +202,7 @@ class Enumerator:
             self._dealt[target][r.id] = _at(r)
             self._know(r.id, r.data)
             if not r.done:
-                self._load[target] += 1
+                self._load[target] += _weight(r.data)
         return assigned
 
     def again(self, subtask: int, records: Iterable[SplitRecord]) -> list[SplitAssignment]:
@@ -208,14 +211,14 @@ class Enumerator:
         return [*known.values(), *(split for id, split in self._dealt[subtask].items() if id not in known)]
 
     def assign(self, splits: Iterable[Split]) -> list[list[SplitAssignment]]:
-        """Deal the splits not seen before, in order, to the subtasks with the fewest."""
+        """Deal the splits not seen before, in order, to the subtasks with the least to read."""
         assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
         for split in splits:
             if split.id in self._known or split.id in self._wholes or _whole(split.data) in self._known:
                 continue
             self._know(split.id, split.data)
             target = min(range(self.parallelism), key=self._load.__getitem__)
-            self._load[target] += 1
+            self._load[target] += _weight(split.data)
             fresh = SplitAssignment(split.id, split.data, None, MIN_WATERMARK, False)
             assigned[target].append(fresh)
             self._dealt[target][split.id] = fresh
@@ -242,6 +245,12 @@ class Enumerator:
 def _whole(data: Json) -> str | None:
     """Id of the split that a part is of."""
     return data.get(PART_OF) if isinstance(data, dict) else None
+
+
+def _weight(data: Json) -> int:
+    """How much there is to read of a split, in bytes; whatever a snapshot says of it, at least 1."""
+    told = data.get(WEIGHT, data.get(SIZE)) if isinstance(data, dict) else None
+    return max(1, told) if isinstance(told, int) else 1
 
 
 def _at(record: SplitRecord) -> SplitAssignment:

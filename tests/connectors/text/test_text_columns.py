@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat
+from cutwater.connectors.files.text_reader import block_bytes_of
 from cutwater.connectors.text import text_columns
 
 SCHEMA = pa.schema(
@@ -230,3 +231,10 @@ def test_a_null_where_none_may_be_is_left_to_others():
 )
 def test_what_kernels_do_not_know_has_no_fast_parser(text: Any, schema: pa.Schema):
     assert text.plain(schema, schema.names, False) is None
+
+
+@pytest.mark.parametrize("columns", [1, 32, 64, 100, 200])
+def test_a_block_of_many_columns_of_texts_has_room(columns: int) -> None:
+    """Else all such blocks would be parsed the slow way."""
+    schema = pa.schema({f"t{n}": pa.string() for n in range(columns)})
+    assert columns * (block_bytes_of(schema) + 16) <= text_columns._MOST_BYTES

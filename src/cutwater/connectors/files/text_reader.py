@@ -27,6 +27,7 @@ from cutwater.errors import DataError
 
 BLOCK_BYTES = 1 << 22
 """Bytes of a file that are parsed at once: a few milliseconds' work."""
+_LEAST_BLOCK_BYTES, _TEXTS_BYTES = 1 << 20, 1 << 27
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
@@ -124,6 +125,16 @@ def _begin(entry: FileEntry, text: CsvFormat, lines: LineBlocks) -> _Start:
     )
 
 
+def block_bytes_of(schema: pa.Schema) -> int:
+    """Bytes to parse at once: fewer where each of very many columns of texts needs memory for all of them.
+
+    >>> [block_bytes_of(pa.schema({f"t{n}": pa.string() for n in range(columns)})) >> 10 for columns in (4, 100, 1000)]
+    [4096, 1310, 1024]
+    """
+    texts = sum(pa.types.is_string(kind) for kind in schema.types)
+    return min(BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, _TEXTS_BYTES // max(1, texts)))
+
+
 class PlainParsers:
     """Parsers of plain rows, of one source: files with the same columns share one.  Used by one thread.
 
@@ -165,10 +176,10 @@ class TextReader:
     ) -> None:
         self._entry = FileEntry.from_data(split.data)
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
-        self._lines, start, at = self._opened(split, position, block_bytes or BLOCK_BYTES)
-        self._names = self._column_names(start.names)
         self._read_schema = only(schema, columns) if text.passes_over else schema
         """The columns that are parsed; the others are null."""
+        self._lines, start, at = self._opened(split, position, block_bytes or block_bytes_of(self._read_schema))
+        self._names = self._column_names(start.names)
         self._widened = Widened(schema)
         self._plain = (PlainParsers() if parsers is None else parsers).of(text, self._read_schema, self._names)
         self._slow_left = self._slow_last = 0

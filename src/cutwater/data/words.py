@@ -6,6 +6,7 @@ also over mutable memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +52,19 @@ def new_buffer(rows: int, dtype: npt.DTypeLike) -> tuple[pa.Buffer, npt.NDArray[
     kind = np.dtype(dtype)
     buffer = pa.allocate_buffer(rows * kind.itemsize)
     return buffer, np.frombuffer(buffer, kind) if rows else np.empty(0, kind)
+
+
+def batch_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns under the names of a schema, with its types or, where they or it hold dictionaries, with their own.
+
+    >>> few = batch_of([pa.array(["a", "a"]).dictionary_encode()], pa.schema({"k": pa.string()}))
+    >>> few.schema.field("k").type == pa.dictionary(pa.int32(), pa.string())
+    True
+    """
+    kinds = [*schema.types, *(column.type for column in columns)]
+    if any(pa.types.is_dictionary(kind) for kind in kinds):
+        schema = pa.schema([field.with_type(column.type) for field, column in zip(schema, columns, strict=True)])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def bits_dtype(kind: pa.DataType) -> Any:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from cutwater.data.words import batch_of
 from cutwater.errors import BuildError, DataError
 
 
@@ -64,18 +65,6 @@ def only(schema: pa.Schema, columns: frozenset[str] | None) -> pa.Schema:
     return schema if len(kept) == len(schema) else pa.schema(kept)
 
 
-def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows; texts that come as dictionaries are plain.
-
-    >>> without_dictionaries(pa.record_batch({"t": pa.array(["a", "a"]).dictionary_encode()})).schema.field("t").type
-    DataType(string)
-    """
-    if not any(isinstance(column, pa.DictionaryArray) for column in batch.columns):
-        return batch
-    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
 class Widened:
     """Gives rows the columns that nobody reads: they are null, and share their memory from batch to batch.
 
@@ -93,10 +82,7 @@ class Widened:
             return batch
         found = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = [found[f.name] if f.name in found else self._null(f, batch.num_rows) for f in self._schema]
-        schema = self._schema
-        if any(isinstance(column, pa.DictionaryArray) for column in batch.columns):
-            schema = pa.schema([f.with_type(c.type) for f, c in zip(schema, columns, strict=True)])
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        return batch_of(columns, self._schema)
 
     def _null(self, field: pa.Field, rows: int) -> pa.Array:
         known = self._nulls.get(field.name)

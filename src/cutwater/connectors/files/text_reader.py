@@ -16,11 +16,11 @@ from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.schemas import (
     SchemaOrigin,
     Widened,
+    cast_batch,
     check_columns,
     good_and_bad,
     name_differences,
     only,
-    without_dictionaries,
 )
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainParser, TextFormat
 from cutwater.errors import DataError
@@ -305,7 +305,7 @@ class TextReader:
             table = batches[0]
         else:
             empty = pa.RecordBatch.from_pylist([], schema=self._read_schema)
-            table = pa.concat_batches([empty, *(without_dictionaries(batch) for batch in batches)])
+            table = pa.concat_batches([empty, *(cast_batch(batch, self._read_schema) for batch in batches)])
         offsets = np.append(block.starts[numbers], len(block.data)) + block.offset
         table = self._widened.widen(table)
         return _Parsed(table, offsets, np.append(block.lines[numbers], block.end_line), items)

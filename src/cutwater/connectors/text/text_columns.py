@@ -12,6 +12,7 @@ import pyarrow.types as pt
 
 from cutwater.connectors.text import line_kernels as kernels
 from cutwater.connectors.text.text_dictionary import FEW_ROWS, TextDictionary
+from cutwater.data.words import batch_of
 
 _parse_json: Any = kernels.parse_json
 _parse_csv: Any = kernels.parse_csv
@@ -148,9 +149,7 @@ class _Block:
             if array is None or (array.null_count and not field.nullable):
                 return None
             arrays.append(array)
-        if any(isinstance(array, pa.DictionaryArray) for array in arrays):
-            schema = pa.schema([f.with_type(a.type) for f, a in zip(schema, arrays, strict=True)])
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return batch_of(arrays, schema)
 
     def _array(self, column: int, kind: pa.DataType, of: int) -> pa.Array | None:
         valid, rows = self._valid[column], self._rows

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from cutwater.data.words import bits_dtype, fixed_view, new_buffer
+from cutwater.data.words import batch_of, bits_dtype, fixed_view, new_buffer
 from cutwater.errors import BuildError, DataError
 
 if TYPE_CHECKING:
@@ -327,12 +327,8 @@ def run(
         columns, rows = operation.run(columns, rows)
         if rows == 0:
             return None
-    if not dictionaries:
-        return pa.RecordBatch.from_arrays([columns[name].plain for name in schema.names], schema=schema)
-    arrays = [columns[name].arrow for name in schema.names]
-    if any(isinstance(array, pa.DictionaryArray) for array in arrays):
-        schema = pa.schema([field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)])
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    kept = [columns[name] for name in schema.names]
+    return batch_of([column.arrow if dictionaries else column.plain for column in kept], schema)
 
 
 def first_failing(fails: Callable[[Any], bool], batch: pa.RecordBatch) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.words import bytes_view, fixed_view, new_buffer
+from cutwater.data.words import batch_of, bytes_view, fixed_view, new_buffer
 from cutwater.runtime.channels import kernels
 from cutwater.state.keys import is_text_or_bytes
 
@@ -50,8 +50,7 @@ def _made_plain(batch: pa.RecordBatch, those: Sequence[bool]) -> pa.RecordBatch:
     if not any(those):
         return batch
     columns = [plain_column(column) if plain else column for column, plain in zip(batch.columns, those, strict=True)]
-    fields = [field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    return batch_of(columns, batch.schema)
 
 
 def plain_column(column: pa.Array) -> pa.Array:

@@ -13,17 +13,28 @@ from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
 from runtime_world import disturb
 
 import cutwater as cw
 from cutwater.connectors.files import listing
 from cutwater.connectors.files.source import FileSource
+from cutwater.connectors.text.text_dictionary import FEW_ROWS
 
 FILES = 6
 PAGES = ["p1", "p2", 'a "page"', "日本語", "\U0001f600", "tab\there", "x" * 40]
 UNQUOTED = [page for page in PAGES if '"' not in page]
 SCHEMA = "id long, s long, at timestamp, page string, kind string, cents double, more long"
+
+
+class Nobody:
+    """Whom no row is handed to."""
+
+    step, subtask = "rows", 0
+
+    def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
+        raise AssertionError(reason)
 
 
 def rows_of(chance: random.Random, rows: int, pages: list[str]) -> list[dict[str, Any]]:
@@ -96,10 +107,18 @@ def flow_over(folder: Path, out: Path, kind: str, rate: float, *, good: bool) ->
     return flow
 
 
-def check(start: Any, folder: Path, seed: int, kind: str, *shapes: tuple[int, int], good: bool = False) -> None:
+def check(
+    start: Any,
+    folder: Path,
+    seed: int,
+    kind: str,
+    *shapes: tuple[int, int],
+    good: bool = False,
+    rate: int | None = None,
+) -> None:
     """``shapes``: parallelisms of a job, at first and after the rescale; ``good``: there are no bad rows."""
     chance = random.Random(seed)
-    rate = chance.choice([800, 4_000])
+    rate = rate or chance.choice([800, 4_000])
     rows = rows_of(chance, 2 * rate, UNQUOTED if good else PAGES)
     rows = rows[: len(rows) // FILES * FILES]
     bad = write_files(folder / "in", chance, kind, rows, good=good)
@@ -144,6 +163,20 @@ def test_windows_over_parts_of_files_are_whole_through_a_kill_and_a_rescale(
     check(start, tmp_path, 1, kind, shape, good=True)
     splits = FileSource(str(tmp_path / f"in/*.{kind}"), schema=SCHEMA).discover()
     assert len(splits) >= 2 * FILES
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("json", (2, 3)), ("csv", (3, 1))])
+def test_windows_over_texts_as_dictionaries_are_whole_through_a_kill_and_a_rescale(
+    start: Any, tmp_path: Path, kind: str, shape: tuple[int, int]
+) -> None:
+    """Files of so many rows that columns of few texts come as dictionaries."""
+    check(start, tmp_path, 1, kind, shape, good=True, rate=4 * FEW_ROWS)
+    source = FileSource(str(tmp_path / f"in/0.{kind}"), schema=SCHEMA)
+    read = frozenset({"id", "at", "page", "kind", "cents"})
+    reader = source.reading(read, dictionaries=True).open(source.discover()[0], None, Nobody())
+    first = reader.read(10_000)
+    assert first is not None
+    assert isinstance(first["page"], pa.DictionaryArray)
 
 
 @pytest.mark.full

@@ -5,13 +5,13 @@ Everything else about a file, when it is cut, named, committed and taken back, d
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 import xxhash
@@ -32,6 +32,10 @@ _ROW_GROUP_BYTES = 64 << 20
 _GZIP_LEVEL = 6
 """Arrow's own choice, 9, takes three times as long for a fiftieth fewer bytes."""
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
+_UTC = ("UTC", "Etc/UTC")
+_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_FIRST_S, _LAST_S = -8_334_601_228_800, 8_210_266_876_800
+"""The years that Polars' calendar has, in seconds since 1970."""
 _SUFFIXES = {None: "", "gzip": ".gz", "zstd": ".zst"}
 
 
@@ -222,8 +226,8 @@ class _TextParts(ABC):
         """What a file begins with."""
 
     @abstractmethod
-    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
-        """Rows as text.
+    def text(self, schema: pa.Schema, rows: pa.Table) -> list[bytes]:
+        """Rows as text, in pieces.
 
         Raises:
             DataError: a value that the format cannot hold.
@@ -243,7 +247,7 @@ class JsonParts(_TextParts):
     """JSON lines: one object per row and line, in UTF-8; nested columns are arrays and objects.
 
     JSON knows numbers, strings, booleans and null.  So timestamps, dates, times and decimals become strings
-    (``"2024-05-01 12:00:00.000000"``), binary becomes base64 as Spark writes it, NaN and the infinities become null.
+    (``"2024-05-01 12:00:00.500"``), binary becomes base64 as Spark writes it, NaN and the infinities become null.
 
     Args:
         compression: ``"gzip"`` or ``"zstd"``; ``"none"`` or ``None`` for plain text.
@@ -264,14 +268,14 @@ class JsonParts(_TextParts):
     def head(self, schema: pa.Schema) -> bytes:
         return b""
 
-    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
+    def text(self, schema: pa.Schema, rows: pa.Table) -> list[bytes]:
         import polars as pl
 
-        frame = cast("pl.DataFrame", pl.from_arrow(rows))
+        frame = cast("pl.DataFrame", pl.from_arrow(_with_time_texts(rows, " ", shorter=True)))
         coded = [_base64(pl.col(f.name), f.type).alias(f.name) for f in schema if _has_binary(f.type)]
-        into = io.BytesIO()
-        (frame.with_columns(coded) if coded else frame).write_ndjson(into)
-        return into.getbuffer()
+        into = _Pieces()
+        (frame.with_columns(coded) if coded else frame).write_ndjson(cast("IO[bytes]", into))
+        return into.pieces
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,7 @@ class CsvParts(_TextParts):
             return b""
         return pl.DataFrame({name: [] for name in schema.names}).write_csv(separator=self.delimiter).encode()
 
-    def text(self, schema: pa.Schema, rows: pa.Table) -> memoryview:
+    def text(self, schema: pa.Schema, rows: pa.Table) -> list[bytes]:
         import polars as pl
 
         if rows.num_columns == 1 and rows.column(0).null_count:
@@ -325,15 +329,31 @@ class CsvParts(_TextParts):
                 "readers skip",
                 hint="Fill the nulls, write a second column, or use format='json'.",
             )
-        frame = cast("pl.DataFrame", pl.from_arrow(rows))
+        frame = cast("pl.DataFrame", pl.from_arrow(_with_time_texts(rows, "T", shorter=False)))
         zoned = [
-            pl.col(f.name).dt.to_string("%Y-%m-%dT%H:%M:%S%.f%:z")
-            for f in schema
-            if pt.is_timestamp(f.type) and f.type.tz
+            pl.col(name).dt.to_string("%Y-%m-%dT%H:%M:%S%.f%:z")
+            for name, kind in frame.schema.items()
+            if isinstance(kind, pl.Datetime) and kind.time_zone
         ]
-        into = io.BytesIO()
-        (frame.with_columns(zoned) if zoned else frame).write_csv(into, include_header=False, separator=self.delimiter)
-        return into.getbuffer()
+        into = _Pieces()
+        (frame.with_columns(zoned) if zoned else frame).write_csv(
+            cast("IO[bytes]", into), include_header=False, separator=self.delimiter
+        )
+        return into.pieces
+
+
+class _Pieces:
+    """A file that Polars writes to: keeps what it is given as it is.  ``BytesIO`` would copy it as it grows."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, text: bytes) -> int:
+        self.pieces.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 PART_FORMATS: dict[str, Callable[..., PartFormat]] = {"parquet": ParquetParts, "json": JsonParts, "csv": CsvParts}
@@ -402,6 +422,52 @@ def _has_binary(kind: pa.DataType) -> bool:
     return pt.is_binary(kind) or pt.is_fixed_size_binary(kind) or any(_has_binary(part) for part in _parts(kind))
 
 
+def _with_time_texts(rows: pa.Table, mark: str, *, shorter: bool) -> pa.Table:
+    """The rows with dates, and times without a zone or in UTC, as the texts that Polars makes of them, but sooner.
+
+    Args:
+        mark: between date and time; times with a zone have a ``T``.
+        shorter: fractions of a second have as many digits as they need; those of times with a zone always.
+
+    Raises:
+        DataError: a time that no text holds.
+    """
+    from cutwater.connectors.text.time_texts import date_texts, time_texts
+
+    for place, field in enumerate(rows.schema):
+        made: pa.Array | None = None
+        if pt.is_date32(field.type):
+            made = date_texts(_joined(rows.column(place)))
+        elif pt.is_timestamp(field.type) and field.type.tz is None:
+            made = time_texts(_joined(rows.column(place)), mark, shorter=shorter)
+        elif pt.is_timestamp(field.type) and field.type.tz in _UTC:
+            made = time_texts(_joined(rows.column(place)), "T", "+00:00", shorter=True)
+        if made is not None:
+            rows = rows.set_column(place, field.name, made)
+        elif pt.is_timestamp(field.type):
+            _check_years(field, rows.column(place))
+    return rows
+
+
+def _check_years(field: pa.Field, times: pa.ChunkedArray) -> None:
+    """Polars ends with a panic at times that its calendar does not hold.
+
+    Raises:
+        DataError: there is one.
+    """
+    a_second = _TICKS[field.type.unit]
+    ends = pc.call_function("min_max", [times.cast(pa.int64())]).as_py()
+    if ends["min"] is not None and (ends["min"] < _FIRST_S * a_second or ends["max"] >= _LAST_S * a_second):
+        raise DataError(
+            f"column {field.name!r}: a time beyond the years -262143 to 262142 cannot be written as text",
+            hint="Replace such values before the sink, or write the column as int64.",
+        )
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
 def _base64(column: pl.Expr, kind: pa.DataType) -> pl.Expr:
     """The column with all binary in it, at any depth, as text."""
     import polars as pl
@@ -429,7 +495,7 @@ class TextEncoder:
         self,
         schema: pa.Schema,
         head: bytes,
-        text: Callable[[pa.Schema, pa.Table], memoryview],
+        text: Callable[[pa.Schema, pa.Table], list[bytes]],
         codec: pa.Codec | None,
     ) -> None:
         self._schema, self._text, self._codec = schema, text, codec
@@ -442,7 +508,11 @@ class TextEncoder:
         table = pa.Table.from_batches(batches, self._schema)
         rows = max(1, table.num_rows * _TEXT_BYTES // max(table.nbytes, 1))
         for first in range(0, table.num_rows, rows):
-            yield self._compressed(self._text(self._schema, table.slice(first, rows)))
+            text = self._text(self._schema, table.slice(first, rows))
+            if self._codec is None:
+                yield from text
+            else:
+                yield self._compressed(b"".join(text))
 
     def end(self) -> Bytes:
         return b""
@@ -450,7 +520,7 @@ class TextEncoder:
     def taken_over(self, file: pa.Buffer) -> Bytes:
         return file[len(self._head) :]
 
-    def _compressed(self, text: bytes | memoryview) -> bytes | memoryview:
+    def _compressed(self, text: bytes) -> bytes:
         # Not as a buffer: Arrow's tell their views the length from before they were shortened.
         return text if self._codec is None else self._codec.compress(text, asbytes=True)
 

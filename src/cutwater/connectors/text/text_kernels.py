@@ -27,7 +27,7 @@ _SPACES = np.uint64(0x2020202020202020)
 QUOTE, SLASH, NEWLINE, RETURN = 34, 92, 10, 13
 TAB, SPACE, COMMA, COLON, OPEN, CLOSE = 9, 32, 44, 58, 123, 125
 _LIST, _LIST_END = 91, 93
-MINUS, _PLUS, _DOT, ZERO, NINE = 45, 43, 46, 48, 57
+MINUS, _PLUS, DOT, ZERO, NINE = 45, 43, 46, 48, 57
 _DAYS_TO_1970 = 719468
 _DEEPEST = 60
 """Brackets within each other, of a value that nobody reads: they are remembered as bits of an integer."""
@@ -73,7 +73,7 @@ def read_real(at: Any, end: Any) -> Any:
         at += 1
     if at == first:
         return 0.0, at, 0
-    if at < end and byte_at(at) == _DOT:
+    if at < end and byte_at(at) == DOT:
         at += 1
         begin = at
         while at < end and ZERO <= byte_at(at) <= NINE:
@@ -160,7 +160,7 @@ def read_time(at: Any, end: Any, zoned: Any, memory: Any) -> Any:
             return 0, 0
         second = two_digits(at + 1)
         at += 3
-        if at < end and byte_at(at) == _DOT:
+        if at < end and byte_at(at) == DOT:
             at += 1
             begin = at
             while at < end and ZERO <= byte_at(at) <= NINE:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cutwater.connectors.files.line_blocks import find_newlines
 from cutwater.connectors.text.text_columns import TextColumns
+from cutwater.connectors.text.time_texts import date_texts, time_texts
 from cutwater.operators.aggregate.accumulators import Aggregate, aggregate_functions
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
@@ -116,11 +117,13 @@ def warm_up() -> None:
 
 
 def _warm_up_texts(rows: pa.RecordBatch) -> None:
-    """Lines of JSON and CSV, and their times."""
+    """Lines of JSON and CSV, and their times, read and written."""
     columns = TextColumns(rows.schema, rows.schema.names)
     columns.json(b'{"number":1}\n', 1, ignore=True)
     columns.csv(b",,,,,\n", 1, delimiter=",", quote='"')
     _ = find_newlines(b"\n")
+    time_texts(rows.column("time"), "T")
+    date_texts(rows.column("number").cast(pa.int32()).cast(pa.date32()))
     few = pa.record_batch({"number": np.arange(8) % 2, "text": pa.array(["a", "b"] * 4).dictionary_encode()})
     plain = few.schema.set(1, pa.field("text", pa.string()))
     for _, part in HashPartitioner(plain, ["number"], 2, _GROUPS).split(few):

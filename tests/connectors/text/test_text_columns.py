@@ -46,6 +46,25 @@ TIMES = _TIMES.replace("\n", "|").split("|")
 TEXTS = ["", "a", "abc", "12345678", "123456789", "ä", "日本語", "\U0001f600", 'a "quote"', "back\\slash", "tab\there"]
 TEXTS += ["new\nline", "null", "a,b", "x" * 300, " padded ", "\x7f", "é" * 9, "a;b", "'"]
 UNKNOWN = ['{"a":tru}', "[1,]", '{"a" 1}', '{"a":[}]', '"\\x"', "01", "1e400", "-", "[1 2]", '[[],{},[{"c":null}]]']
+UNKNOWN += [
+    "0.12345678901234567",
+    "-0.0",
+    "1E+05",
+    "1e300",
+    "9" * 400,
+    "1.e5",
+    "1e",
+    "00",
+    '"\\ud83d\\ude00"',
+    '"\\ud83d"',
+]
+UNKNOWN += [
+    '"\\ude00"',
+    '"\\ud83d\\u0041"',
+    '"ten bytes and \\n more"',
+    '"ten bytes \t and more"',
+    '"ten bytes and no end',
+]
 UNKNOWN += ["1", '"a\\"b"', '{"a":[1,{"b":"}"}]}', "[]", "null", "false", "-1.5e3", '"\\u00e9"']
 
 
@@ -112,7 +131,8 @@ def json_line(rng: random.Random) -> str:
     fields = [f"{space}{json.dumps(n)}{space}:{space}{json_value(rng, SCHEMA.field(n).type)}" for n in names]
     if rng.random() < 0.2:
         unknown = rng.choice(UNKNOWN)
-        fields.insert(rng.randint(0, len(fields)), f'"more":{unknown}')
+        name = rng.choice(["more", "k", "smalL", "another texT"])
+        fields.insert(rng.randint(0, len(fields)), f'"{name}":{unknown}')
     line = "{" + f"{space},".join(fields) + space + "}"
     if rng.random() < 0.02:
         line = rng.choice([line[:-1], line + "}", line + " x", line + line, "{" + line, line.replace(":", "", 1), ""])
@@ -170,6 +190,41 @@ def test_a_block_of_plain_rows_is_read_as_arrow_reads_it(text: Any, line: Any):
         batch = parse(b"".join(found), rows)
         assert batch is not None
         assert batch.equals(by_arrow(text, b"".join(found), rows, newlines=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fields_that_nobody_reads_are_passed_over(seed: int):
+    """Any of the columns may be read: the others are skipped, several at once."""
+    rng, accepted = random.Random(seed), 0
+    for _ in range(30):
+        read = pa.schema([field for field in SCHEMA if rng.random() < 0.3] or [SCHEMA.field(0)])
+        parse = CSV.plain(read, SCHEMA.names, False)
+        assert parse is not None
+        for _ in range(50):
+            data = csv_line(rng).encode("utf-8", "surrogatepass")
+            found = parse(data, 1)
+            if found is not None:
+                accepted += 1
+                assert found.equals(CSV.parse(data, 1, read, SCHEMA.names, newlines=True)), data
+    assert accepted > 500
+
+
+@pytest.mark.parametrize("before", range(20))
+def test_a_quote_within_a_field_that_nobody_reads_opens_nothing(before: int):
+    """Wherever words of eight bytes end: as Arrow has it, a quote opens only where a field begins."""
+    parse = CSV.plain(pa.schema([("n", pa.int64())]), ["a", "b", "c", "d", "n"], False)
+    assert parse is not None
+    assert parse(f'{"x" * before},"u,v",w,,1\n'.encode(), 1).to_pylist() == [{"n": 1}]  # type: ignore[union-attr]
+    assert parse(f'{"x" * before},{"y" * before}z"u,v",w,1\n'.encode(), 1) is None
+    assert parse(f'{"x" * before},{"y" * before}z"u,v",w,{"q" * before},1\n'.encode(), 1) is None
+
+
+@pytest.mark.parametrize(
+    "value", ["0.12345678901234567", "-1.7976931348623157e+30", '"\\ud83d\\ude00"', '"\\"' + "x" * 9 + '"']
+)
+def test_a_value_that_nobody_reads_need_only_be_json(value: str):
+    parse = plain(JSON, pa.schema([("n", pa.int64())]))
+    assert parse(f'{{"x":{value},"n":1}}\n'.encode(), 1).to_pylist() == [{"n": 1}]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("text", [UNQUOTED, SEMICOLONS, CSV], ids=["no quotes", "semicolons", "quotes"])

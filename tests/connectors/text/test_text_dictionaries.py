@@ -99,11 +99,12 @@ def test_the_rows_are_those_of_the_file(tmp_path: Path, suffix: str, max_rows: i
 def test_one_dictionary_serves_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutwater.connectors.files.text_reader.BLOCK_BYTES", 100_000)
     path = tmp_path / "rows.json"
-    write(path, random_rows(2, 9_000))
+    write(path, random_rows(2, 36_000))
     found = batches(source(path), Context())
-    assert len(found) > 3
+    assert len(found) > 4
     assert rows_of(found) == expected(path)
-    memory = {batch["few"].dictionary.buffers()[2].address for batch in found[1:] if len(batch) > 1_024}
+    few = [batch["few"] for batch in found[1:-1]]  # the last block may have too few rows
+    memory = {column.dictionary.buffers()[2].address for column in few}
     assert len(memory) == 1
 
 

@@ -23,6 +23,8 @@ from cutwater.errors import DataError
 _NEWLINE = 10
 _SHORT_LINE = 16
 """Bytes of lines that are looked for at the first try."""
+_TAIL_BYTES = 1 << 14
+"""The last newline of a block is looked for among so many."""
 _BOMS = {b"\xef\xbb\xbf": "", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
@@ -219,7 +221,7 @@ class LineBlocks:
         if self._entry.grows_until is not None:
             self._end = max(self._stream.tell(), os.fstat(self._file.fileno()).st_size)
         try:
-            data = self._stream.read(size if self._compressed else min(size, self._end - self._stream.tell()))
+            data = self._stream.read(size if self._compressed else self._up_to_newline(size))
         except (OSError, pa.ArrowException) as e:
             self._entry.check(self._file.fileno())
             raise DataError(
@@ -232,6 +234,15 @@ class LineBlocks:
         else:
             self._ended = is_over and self._stream.tell() >= self._end
         return data
+
+    def _up_to_newline(self, size: int) -> int:
+        """About so many bytes, up to a newline if one is near: what is cut off as part of the next row is copied."""
+        at = self._stream.tell()
+        if at + size >= self._end:
+            return self._end - at
+        tail = min(size, _TAIL_BYTES)
+        newline = os.pread(self._file.fileno(), tail, at + size - tail).rfind(b"\n")
+        return size - tail + newline + 1 if newline >= 0 else size
 
     # ------------------------------------------------------------------------------------------------ row limits
 

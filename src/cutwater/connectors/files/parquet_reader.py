@@ -286,13 +286,20 @@ class ParquetReader:
                 yield run
 
     def _batches_of(self, groups: range) -> Iterator[pa.RecordBatch]:
-        metadata = self._file.parquet.metadata
-        total = sum(metadata.row_group(g).total_byte_size for g in groups)
-        rows = max(1, sum(metadata.row_group(g).num_rows for g in groups))
+        chunks = [self._file.parquet.metadata.row_group(g) for g in groups]
+        rows = max(1, sum(group.num_rows for group in chunks))
+        total = sum(group.column(c).total_uncompressed_size for group in chunks for c in self._places())
         batch_rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
         return self._file.parquet.iter_batches(
             batch_size=batch_rows, row_groups=list(groups), columns=self._read_schema.names, use_threads=False
         )
+
+    def _places(self) -> list[int]:
+        """Where the columns that are read, or the parts of nested ones, lie in a row group."""
+        schema, names = self._file.parquet.schema, frozenset(self._read_schema.names)
+        parts = tuple(f"{name}." for name in names)
+        paths = [schema.column(c).path for c in range(len(schema))]
+        return [c for c, path in enumerate(paths) if path in names or path.startswith(parts)]
 
     def _next_raw(self) -> pa.RecordBatch | None:
         """The next batch as it is in the file; what the position skips is left out.  None: rows were left out."""

@@ -28,6 +28,9 @@ from cutwater.errors import DataError
 BLOCK_BYTES = 1 << 22
 """Bytes of a file that are parsed at once: a few milliseconds' work."""
 _LEAST_BLOCK_BYTES, _TEXTS_BYTES = 1 << 20, 1 << 27
+_FEW_ROWS, _MOST_BLOCKS = 1 << 14, 4
+"""Blocks of wide rows are joined until they have so many, but not more blocks: a call of whatever follows costs the
+same for few rows as for many, and the bytes of one block at a time stay in the cache."""
 _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
@@ -50,6 +53,26 @@ class _Parsed(NamedTuple):
     """Position of each good row in the file; one more for the end of the block."""
     lines: npt.NDArray[np.int64]
     bad: list[_Bad]
+
+
+def _joined(parsed: list[_Parsed], schema: pa.Schema) -> _Parsed:
+    """Blocks that follow each other, as one; of whose columns some may have come as dictionaries."""
+    if len(parsed) == 1:
+        return parsed[0]
+    batches = [part.rows for part in parsed]
+    if any(batch.schema != batches[0].schema for batch in batches):
+        batches = [cast_batch(batch, schema) for batch in batches]
+    before = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    return _Parsed(
+        pa.concat_batches(batches),
+        np.concatenate([*(part.offsets[:-1] for part in parsed[:-1]), parsed[-1].offsets]),
+        np.concatenate([*(part.lines[:-1] for part in parsed[:-1]), parsed[-1].lines]),
+        [
+            bad._replace(before=bad.before + int(first))
+            for part, first in zip(parsed, before, strict=False)
+            for bad in part.bad
+        ],
+    )
 
 
 class _Start(NamedTuple):
@@ -178,7 +201,9 @@ class TextReader:
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
         self._read_schema = only(schema, columns) if text.passes_over else schema
         """The columns that are parsed; the others are null."""
-        self._lines, start, at = self._opened(split, position, block_bytes or block_bytes_of(self._read_schema))
+        self._joins = block_bytes is None
+        self._block_bytes = block_bytes or block_bytes_of(self._read_schema)
+        self._lines, start, at = self._opened(split, position, self._block_bytes)
         self._names = self._column_names(start.names)
         self._widened = Widened(schema)
         self._plain = (PlainParsers() if parsers is None else parsers).of(text, self._read_schema, self._names)
@@ -266,10 +291,18 @@ class TextReader:
         self._lines.close()
 
     def _next_parsed(self) -> _Parsed | None:
-        """The next block, whose rows may be good or bad."""
+        """The next block, whose rows may be good or bad; or a few, if they have few rows and are there to be read."""
         if (block := self._lines.next_block()) is None:
             return None
-        self._parsed, self._row, self._bad = self._parse(block), 0, 0
+        parts = [self._parse(block)]
+        rows, most = parts[0].rows.num_rows, _MOST_BLOCKS if self._joins else 1
+        while rows < _FEW_ROWS and len(parts) < most and 2 * len(block.data) >= self._block_bytes:
+            if (block := self._lines.next_block()) is None:
+                break
+            parts.append(self._parse(block))
+            rows += parts[-1].rows.num_rows
+        found = _joined(parts, self._read_schema)
+        self._parsed, self._row, self._bad = found._replace(rows=self._widened.widen(found.rows)), 0, 0
         return self._parsed
 
     def _hand_over(self, bad: list[_Bad]) -> None:
@@ -307,7 +340,6 @@ class TextReader:
             empty = pa.RecordBatch.from_pylist([], schema=self._read_schema)
             table = pa.concat_batches([empty, *(cast_batch(batch, self._read_schema) for batch in batches)])
         offsets = np.append(block.starts[numbers], len(block.data)) + block.offset
-        table = self._widened.widen(table)
         return _Parsed(table, offsets, np.append(block.lines[numbers], block.end_line), items)
 
     def _batch(self, block: Block, first: int, stop: int) -> pa.RecordBatch:

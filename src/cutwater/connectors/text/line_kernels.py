@@ -44,6 +44,7 @@ from cutwater.connectors.text.text_kernels import (
     read_integer,
     read_real,
     read_time,
+    skip_fields,
     skip_spaces,
     skip_value,
     string_end,
@@ -205,29 +206,33 @@ def find_column(at: Any, length: Any, columns: Any, names: Any, name_ends: Any, 
 
 
 @kernel
-def read_name(at: Any, end: Any, columns: Any, names: Any, name_ends: Any, expected: Any) -> Any:
+def read_name(at: Any, end: Any, columns: Any, names: Any, name_ends: Any, expected: Any, passed: Any) -> Any:
     """The name of a field and its colon: (first byte of the value, its column); byte 0 to give up.
 
     Args:
-        expected: where the column is that came at this place in the row before; 0: there was none.  Column -1 has no
-            name that is known.
+        expected: where the column is that came at this place in the row before; 0: nobody remembers it.  Column -1 has
+            no name that is known.
+        passed: where the name lies that came at this place and is of no column, and its length (0: none did).
     """
     if at >= end or byte_at(at) != QUOTE:
         return 0, -1
-    first, column = at + 1, int64_at(expected) if expected else -1
-    known = False
-    if column >= 0:
-        begin = int64_at(name_ends + 8 * column)
-        length = int64_at(name_ends + 8 * column + 8) - begin
+    first, column, name, length = at + 1, -1, 0, 0
+    if expected:
+        column = int64_at(expected)
+        name, length = int64_at(passed), int64_at(passed + 8)
+        if column >= 0:
+            begin = int64_at(name_ends + 8 * column)
+            name, length = names + begin, int64_at(name_ends + 8 * column + 8) - begin
         at = first + length
-        known = at < end and byte_at(at) == QUOTE and is_name(first, length, names + begin, length, end)
-    if not known:
+    if length == 0 or at >= end or byte_at(at) != QUOTE or not is_name(first, length, name, length, end):
         at = string_end(first, end)
         if at == 0:
             return 0, -1
         column = find_column(first, at - first, columns, names, name_ends, end)
         if expected:
             set_int64(expected, column)
+            set_int64(passed, first)
+            set_int64(passed + 8, at - first)
     at = skip_spaces(at + 1, end)
     if at >= end or byte_at(at) != COLON:
         return 0, -1
@@ -250,7 +255,7 @@ def fill_missing(
 
 @kernel
 def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_of: Any, ignore: Any, out: Any,
-               order: Any, scratch: Any) -> Any:  # fmt: skip
+               order: Any, places: Any, scratch: Any) -> Any:  # fmt: skip
     """Lines of one JSON object each into columns: how many, or ``GAVE_UP``; blank lines are none.
 
     Args:
@@ -258,7 +263,8 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
         names, name_ends: addresses of the columns' names side by side, and of where they begin and end (int64).
         kinds, text_of: kinds of the columns, and the place of each among those of texts.
         ignore: fields that are no column are passed over; else they are a reason to give up.
-        order: address of an int64 by place in a row: the column that came there in the row before.
+        order: address of the column (int64) that came at each of so many ``places`` in the row before; behind them, of
+            the names of no column: address and length (0: none).
         scratch: by column: the row in which it was last seen (-1), and where its last text ends (0).
     """
     numbers, valid, texts, part, ends, hard, memory, room = out
@@ -276,7 +282,8 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
         place, found = 0, 0
         going = at < end and byte_at(at) != CLOSE
         while going:
-            at, column = read_name(at, end, columns, names, name_ends, order + 8 * place if place < columns else 0)
+            known = order + 8 * place if place < places else 0
+            at, column = read_name(at, end, columns, names, name_ends, known, known + 8 * places + 8 * place)
             if at == 0 or (column < 0 and not ignore):
                 return GAVE_UP
             if column < 0:
@@ -296,8 +303,7 @@ def parse_json(at: Any, end: Any, names: Any, name_ends: Any, kinds: Any, text_o
             place += 1
             at = skip_spaces(at, end) if at else end
             going = at < end and byte_at(at) == COMMA
-            if going:
-                at = skip_spaces(at + 1, end)
+            at = skip_spaces(at + going, end)
         if at >= end or byte_at(at) != CLOSE:
             return GAVE_UP
         if found < columns:
@@ -351,14 +357,15 @@ def read_field(at: Any, end: Any, kind: Any, column: Any, row: Any, delimiter: A
 
 
 @kernel
-def parse_csv(at: Any, end: Any, delimiter: Any, quote: Any, kinds: Any, columns: Any, text_of: Any, out: Any,
-              lasts: Any) -> Any:  # fmt: skip
+def parse_csv(at: Any, end: Any, delimiter: Any, quote: Any, kinds: Any, runs: Any, columns: Any, text_of: Any,
+              out: Any, lasts: Any) -> Any:  # fmt: skip
     """Lines of CSV into columns; blank lines are none.
 
     Args:
         at, end: of whole rows.
         delimiter, quote: bytes; -1 for no quote.
         kinds: of the fields of a row, ``NOTHING`` for those that nobody wants.
+        runs: of each of those, how many of them there are from it on.
         columns: of each field, the column that it goes to.
         text_of: of each column, its place among the texts.
         out: where to write.
@@ -378,7 +385,8 @@ def parse_csv(at: Any, end: Any, delimiter: Any, quote: Any, kinds: Any, columns
             continue
         if row == room:
             return GAVE_UP
-        for field in range(fields):
+        field = 0
+        while field < fields:
             kind, column = kinds[field], columns[field]
             if kind != NOTHING:
                 cell, text = column * room + row, text_of[column]
@@ -387,13 +395,13 @@ def parse_csv(at: Any, end: Any, delimiter: Any, quote: Any, kinds: Any, columns
                     ends + 4 * (text * (room + 1) + row + 1), lasts[column], hard, memory,
                 )  # fmt: skip
                 lasts[column] = last
-            elif at < end and byte_at(at) == quote:
-                at = quoted_end(at + 1, end, quote)
+                field += 1
             else:
-                at = field_end(at, end, delimiter, quote)
+                at = skip_fields(at, end, runs[field], delimiter, quote)
+                field += runs[field]
             if at == 0:
                 return GAVE_UP
-            if field + 1 < fields:
+            if field < fields:
                 if at >= end or byte_at(at) != delimiter:
                     return GAVE_UP
                 at += 1

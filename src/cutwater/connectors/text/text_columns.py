@@ -19,6 +19,8 @@ _parse_csv: Any = kernels.parse_csv
 
 _SPARE = 16
 """Bytes behind a text, so that kernels may write whole words."""
+_PLACES = 256
+"""Fields of a JSON object whose names are expected to be those of the row before."""
 _MOST_BYTES = 1 << 28
 """Memory for one block at most; what needs more is parsed by other means."""
 
@@ -48,12 +50,14 @@ class TextColumns:
         encoded = [name.encode() for name in schema.names]
         self._names = np.frombuffer(b"".join(encoded) + bytes(_SPARE), np.uint8)
         self._name_ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self._order = np.arange(len(kinds))
-        """Columns in the order of the last row's fields."""
+        self._order = np.full(3 * _PLACES, -1)
+        """Columns in the order of the last row's fields, and names that are of none (``parse_json``)."""
+        self._order[: min(len(kinds), _PLACES)] = np.arange(min(len(kinds), _PLACES))
         place = {name: i for i, name in enumerate(schema.names)}
         self._columns = np.array([place.get(name, 0) for name in names], np.int64)
         fields = [kinds[place[name]] if name in place else kernels.NOTHING for name in names]
         self._fields = np.array(fields, np.int64)
+        self._runs = _runs(self._fields == kernels.NOTHING)
         self._scratch = np.empty(0, np.uint8)
         self._few = set(range(self.texts)) if dictionaries else set[int]()
         self._dictionaries: dict[int, TextDictionary] = {}
@@ -93,8 +97,9 @@ class TextColumns:
         scratch = np.zeros((2, len(self.kinds)), np.int64)
         scratch[0] = -1
         names = self._names.ctypes.data, self._name_ends.ctypes.data, self.kinds, self.text_of
-        order = self._order.ctypes.data
-        return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, order, scratch))
+        self._order[_PLACES:] = 0  # names of another block
+        order = self._order.ctypes.data, _PLACES
+        return block.batch(self._schema, _parse_json(*block.span, *names, ignore, block.out, *order, scratch))
 
     def csv(self, data: bytes, rows: int, *, delimiter: str, quote: str | None) -> pa.RecordBatch | None:
         """``rows`` rows of CSV; ``None`` if one is not plain."""
@@ -102,7 +107,7 @@ class TextColumns:
             return None
         block = _Block(self, data, rows)
         marks = ord(delimiter), ord(quote) if quote else -1
-        fields = self._fields, self._columns, self.text_of
+        fields = self._fields, self._runs, self._columns, self.text_of
         found = _parse_csv(*block.span, *marks, *fields, block.out, np.zeros(len(self.kinds), np.int64))
         return block.batch(self._schema, found)
 
@@ -233,6 +238,18 @@ def kind_of(kind: pa.DataType) -> int:
     if kind == pa.timestamp("us", "UTC"):
         return kernels.INSTANT
     return kernels.WALL_TIME if kind == pa.timestamp("us") else kernels.NOTHING
+
+
+def _runs(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Of each place, how many marks there are in a row from it on.
+
+    >>> _runs(np.array([True, True, False, True])).tolist()
+    [2, 1, 0, 1]
+    """
+    runs = np.zeros(len(marks) + 1, np.int64)
+    for place in reversed(range(len(marks))):
+        runs[place] = runs[place + 1] + 1 if marks[place] else 0
+    return runs[:-1]
 
 
 def knows(schema: pa.Schema) -> bool:

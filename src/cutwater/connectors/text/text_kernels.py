@@ -17,6 +17,8 @@ import numpy as np
 from cutwater.state.kernels import byte_at, kernel, set_byte, set_word, trailing_zeros, word_at
 
 _MOST_DIGITS = 18
+_SURELY_DOUBLE = 200
+"""Numbers of so many digits are not too large for a double, be it with an exponent of two digits behind them."""
 _EXACT = 1 << 53
 _POWERS = 10.0 ** np.arange(23)
 """Powers of ten that are doubles: with an integer below 2**53 one multiplication or division rounds correctly."""
@@ -353,27 +355,70 @@ def read_flag(at: Any, end: Any) -> Any:
 
 
 @kernel
+def skip_escape(at: Any, end: Any) -> Any:
+    """The byte behind an escape of a JSON string, from its backslash; 0 to give up."""
+    if at + 1 >= end:
+        return 0
+    kind = byte_at(at + 1)
+    if kind != 117:
+        return at + 2 if kind in (QUOTE, SLASH, 47, 98, 102, 110, 114, 116) else 0
+    code, at = hex_code(at + 2, end)
+    if 0xD800 <= code < 0xDC00:
+        if at + 1 >= end or byte_at(at) != SLASH or byte_at(at + 1) != 117:
+            return 0
+        low, at = hex_code(at + 2, end)
+        return at if 0xDC00 <= low < 0xE000 else 0
+    return at if code >= 0 and not 0xDC00 <= code < 0xE000 else 0
+
+
+@kernel
 def skip_string(at: Any, end: Any) -> Any:
     """The byte behind a JSON string, from behind its opening quote; 0 to give up."""
-    while at < end and byte_at(at) >= SPACE:
+    while at < end:
+        if at + 8 <= end:
+            found = marks_in(word_at(at), QUOTE, SLASH)
+            if not found:
+                at += 8
+                continue
+            at += np.int64(trailing_zeros(found)) >> 3
         byte = byte_at(at)
         if byte == QUOTE:
             return at + 1
-        if byte == SLASH:
-            if at + 1 >= end:
-                return 0
-            kind = byte_at(at + 1)
-            if kind == 117:
-                code, at = hex_code(at + 2, end)
-                if code < 0 or 0xD800 <= code <= 0xDFFF:
-                    return 0
-            elif kind in (QUOTE, SLASH, 47, 98, 102, 110, 114, 116):
-                at += 2
-            else:
-                return 0
-        else:
-            at += 1
+        if byte < SPACE:
+            return 0
+        at = skip_escape(at, end) if byte == SLASH else at + 1
+        if at == 0:
+            return 0
     return 0
+
+
+@kernel
+def skip_digits(at: Any, end: Any) -> Any:
+    """The first byte that is no digit."""
+    while at < end and ZERO <= byte_at(at) <= NINE:
+        at += 1
+    return at
+
+
+@kernel
+def skip_number(at: Any, end: Any) -> Any:
+    """The byte behind a JSON number of any number of digits; 0: it is none, or perhaps too large for a double."""
+    first = at + (at < end and byte_at(at) == MINUS)
+    at = skip_digits(first, end)
+    if at == first or at - first > _SURELY_DOUBLE or (byte_at(first) == ZERO and at > first + 1):
+        return 0
+    if at < end and byte_at(at) == DOT:
+        first = at + 1
+        at = skip_digits(first, end)
+        if at == first:
+            return 0
+    if at < end and (byte_at(at) | 32) == 101:
+        first = at + 1
+        first += first < end and (byte_at(first) == _PLUS or byte_at(first) == MINUS)
+        at = skip_digits(first, end)
+        if at == first or at - first > 2:
+            return 0
+    return at
 
 
 @kernel
@@ -384,13 +429,7 @@ def skip_scalar(at: Any, end: Any) -> Any:
     if is_null(at, end):
         return at + 4
     flag, behind = read_flag(at, end)
-    if flag >= 0:
-        return behind
-    _, behind, right = read_real(at, end)
-    first = at + (byte_at(at) == MINUS)
-    if right != 1 or (byte_at(first) == ZERO and first + 1 < behind and ZERO <= byte_at(first + 1) <= NINE):
-        return 0
-    return behind
+    return behind if flag >= 0 else skip_number(at, end)
 
 
 @kernel
@@ -496,3 +535,49 @@ def field_end(at: Any, end: Any, delimiter: Any, quote: Any) -> Any:
             return 0
         at += 1
     return at
+
+
+@kernel
+def has_byte(word: Any, byte: Any) -> Any:
+    """True if one of a word's bytes is this one."""
+    others = word ^ ONES * np.uint64(byte)
+    return (others - ONES) & ~others & HIGH != 0
+
+
+@kernel
+def count_byte(word: Any, byte: Any) -> Any:
+    """The number of a word's bytes that are this one."""
+    others = word ^ ONES * np.uint64(byte)
+    marks = ~(((others & ~HIGH) + ~HIGH) | others) & HIGH
+    return np.int64(((marks >> np.uint64(7)) * ONES) >> np.uint64(56))
+
+
+@kernel
+def skip_fields(at: Any, end: Any, count: Any, delimiter: Any, quote: Any) -> Any:
+    """The byte behind so many CSV fields, and the delimiters between them; 0 to give up.
+
+    Whole words are passed over where a row goes on and nothing is quoted.
+    """
+    begins = True
+    while True:
+        if begins and at < end and byte_at(at) == quote:
+            at = quoted_end(at + 1, end, quote)
+        else:
+            at = field_end(at, end, delimiter, quote)
+        if at == 0:
+            return 0
+        count -= 1
+        if count == 0:
+            return at
+        if at >= end or byte_at(at) != delimiter:
+            return 0
+        at, begins = at + 1, True
+        while count > 1 and at + 8 <= end:
+            word = word_at(at)
+            if has_byte(word, NEWLINE) or has_byte(word, RETURN) or (quote >= 0 and has_byte(word, quote)):
+                break
+            passed = count_byte(word, delimiter)
+            if passed >= count:
+                break
+            at, count = at + 8, count - passed
+            begins = byte_at(at - 1) == delimiter

@@ -79,7 +79,7 @@ def main() -> None:
         report.write_docs()
         return
     data = turns.run_all(CONTENDERS, arguments, "compare")
-    if not arguments.quick:
+    if not arguments.quick and report.with_keys(data, "int64")["runs"]:
         (report.OUT / "compare.svg").write_text(report.throughput_svg(data))
     for keys in ("int64", "text"):
         if report.with_keys(data, keys)["runs"]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from nexmark_queries import QUERIES
 
-from benchmarks.nexmark_rows import COLUMNS, mapped, rows_of, schema_of
+from benchmarks.nexmark_rows import COLUMNS, lasts_us, mapped, rows_of, schema_of, stored_rows
 from benchmarks.tally import Sums
 from benchmarks.workload import WrongResultError
 
@@ -49,8 +49,20 @@ def _tables(folder: Path, events: int, unit: Unit) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     for table in COLUMNS:
-        rows = pa.Table.from_batches([mapped(str(folder), table, 0, rows_of(table, events))])
-        connection.register(f"{table}_rows", rows)
+        wanted, stored = rows_of(table, events), stored_rows(str(folder), table)
+        passes, rest = divmod(wanted, stored)
+        parts = [(stored, f"range({passes})")] * bool(passes) + [(rest, f"range({passes}, {passes + 1})")] * bool(rest)
+        for number, (count, _) in enumerate(parts):
+            rows = pa.Table.from_batches([mapped(str(folder), table, 0, count)])
+            connection.register(f"{table}_part_{number}", rows)
+        lasts = f"to_microseconds({lasts_us(table, stored)} * passed.range)"
+        connection.execute(
+            f"CREATE VIEW {table}_rows AS "
+            + " UNION ALL ".join(
+                f"SELECT rows.* REPLACE (rows.time + {lasts} AS time) FROM {table}_part_{number} rows, {which} passed"
+                for number, (_, which) in enumerate(parts)
+            )
+        )
         times = [name for name in COLUMNS[table] if name in ("time", "expires")]
         whole = {"us": "{0}::TIMESTAMP", "ms": "date_trunc('milliseconds', {0}::TIMESTAMP)"}[unit]
         plain = ", ".join(f"{whole.format(name)} AS {name}" for name in times)

@@ -4,6 +4,7 @@ Made once per program by the generator of the examples.  A table ``bid`` is one 
 little-endian 64-bit numbers (times in microseconds), ``bid.extra`` has texts one after the other, and
 ``bid.extra.ends`` 32-bit numbers, the place where each begins and, as the last one, where all end.  The rows of the
 first *n* events are the beginning of every file.  Columns that none of the measured queries reads are left out.
+Whoever asks for more rows than are stored gets the same again, at times that follow.
 """
 
 from __future__ import annotations
@@ -18,12 +19,23 @@ from typing import IO
 import nexmark_data as nx
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import cutwater as cw
 from benchmarks.probe import note_first
 from benchmarks.workload import PARALLELISM
 
-__all__ = ["COLUMNS", "PER_SECOND", "StoredTables", "mapped", "rows_of", "schema_of", "write"]
+__all__ = [
+    "COLUMNS",
+    "PER_SECOND",
+    "StoredTables",
+    "lasts_us",
+    "mapped",
+    "rows_of",
+    "schema_of",
+    "stored_rows",
+    "write",
+]
 
 PER_SECOND = 10_000
 """Events in a second of event time."""
@@ -38,6 +50,7 @@ _TABLES: dict[str, nx.Table] = {
     "bid": nx.Bids(PER_SECOND),
 }
 _CHUNK = 262_144
+_TIME_BYTES = 8
 
 
 def rows_of(table: str, events: int) -> int:
@@ -49,8 +62,8 @@ def rows_of(table: str, events: int) -> int:
     return nx.rows_of(_TABLES[table], events)
 
 
-def write(folder: Path, events: int) -> None:
-    """Write all tables.
+def write(folder: Path, events: int, bids: int | None = None) -> None:
+    """Write all tables: the rows of the first events, of the bids those of ``bids`` events, a multiple of 50.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -66,7 +79,8 @@ def write(folder: Path, events: int) -> None:
                 for column in COLUMNS[name]
                 for file in ([column, f"{column}.ends"] if _is_text(_field(name, column)) else [column])
             }
-            _write_table(table, rows_of(name, events), COLUMNS[name], files)
+            rows = rows_of(name, events if name != "bid" or bids is None else bids)
+            _write_table(table, rows, COLUMNS[name], files)
 
 
 def _write_table(table: nx.Table, rows: int, columns: tuple[str, ...], files: dict[str, IO[bytes]]) -> None:
@@ -127,6 +141,42 @@ def mapped(folder: str, table: str, start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=schema_of(table))
 
 
+def stored_rows(folder: str, table: str) -> int:
+    """How many rows a table has in the files."""
+    return _buffers(folder, table)["time"][0].size // _TIME_BYTES
+
+
+def lasts_us(table: str, rows: int) -> int:
+    """The event time of whole blocks of events, in microseconds, by their rows of a table.
+
+    >>> lasts_us("bid", rows_of("bid", 10_000))
+    1000000
+    """
+    return rows * 50 // rows_of(table, 50) * 1_000_000 // PER_SECOND
+
+
+def again(folder: str, table: str, start: int, count: int) -> pa.RecordBatch:
+    """Rows of a table whose rows come again and again, each time later.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     write(Path(name), 100)
+    ...     times = again(name, "bid", 90, 4).column("time").to_pylist()
+    >>> [(time - times[1]).total_seconds() > 0 for time in times]
+    [False, False, True, True]
+    """
+    stored = stored_rows(folder, table)
+    passed, first = divmod(start, stored)
+    head = mapped(folder, table, first, min(count, stored - first))
+    if passed:
+        column = head.schema.get_field_index("time")
+        later = pc.add(head.column(column), pa.scalar(lasts_us(table, stored) * passed, pa.duration("us")))
+        head = head.set_column(column, head.schema.field(column), later)
+    if head.num_rows == count:
+        return head
+    return pa.concat_batches([head, again(folder, table, start + head.num_rows, count - head.num_rows)])
+
+
 @dataclass(frozen=True)
 class Rows:
     """``fn(start, count)`` for ``cw.generate``; the first call in each process is noted in ``reports``."""
@@ -137,7 +187,7 @@ class Rows:
 
     def __call__(self, start: int, count: int) -> pa.RecordBatch:
         note_first(self.reports, time.monotonic_ns())
-        return mapped(self.folder, self.table, start, count)
+        return again(self.folder, self.table, start, count)
 
 
 class StoredTables:

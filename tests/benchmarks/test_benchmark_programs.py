@@ -147,3 +147,16 @@ def test_the_first_row_is_timed_beside_an_empty_query() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert re.search(r"empty query [\d.]+ s, first row [\d.]+ s, median of the ratios [\d.]+\n", done.stdout)
     assert re.search(r"warm session: [\d.]+ s", done.stdout)
+
+
+def test_rows_that_are_stored_once_are_expected_as_often_as_they_come(tmp_path: Path) -> None:
+    nexmark_rows.write(tmp_path, 5_000, bids=1_000)
+    rows = nexmark_rows.rows_of("bid", 2_500)
+    batch = nexmark_rows.again(str(tmp_path), "bid", 0, rows)
+    times = batch.column("time").cast("int64").to_pylist()
+    assert times == sorted(times)
+    assert len(set(times)) > nexmark_rows.rows_of("bid", 2_000)
+    found = nexmark_check.ColumnSums(nexmark_check.columns_of(nexmark_check.QUERIES["q0"].sql))(
+        batch.select(nexmark_rows.COLUMNS["bid"])
+    )
+    assert nexmark_check.expected(tmp_path, "q0", 2_500, "us") == (rows, found)

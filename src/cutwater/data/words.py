@@ -18,6 +18,7 @@ Words: TypeAlias = npt.NDArray[np.int64]
 _EMPTY_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 _UNSIGNED: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _SIGN = np.int64(-(2**63))
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string()).id
 _WHOLE_NUMBERS: dict[int, np.dtype[Any]] = {
     kind.id: np.dtype(code)
     for code, kinds in {
@@ -61,8 +62,10 @@ def batch_of(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     >>> few.schema.field("k").type == pa.dictionary(pa.int32(), pa.string())
     True
     """
-    kinds = [*schema.types, *(column.type for column in columns)]
-    if any(pa.types.is_dictionary(kind) for kind in kinds):
+    if any(
+        isinstance(column, pa.DictionaryArray) or kind.id == _DICTIONARY
+        for column, kind in zip(columns, schema.types, strict=True)
+    ):
         schema = pa.schema([field.with_type(column.type) for field, column in zip(schema, columns, strict=True)])
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -174,6 +177,11 @@ def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:
     skip = array.offset - 8 * first
     content = np.frombuffer(buffer, np.uint8, (skip + len(array) + 7) // 8, first)
     return np.unpackbits(content, bitorder="little")[skip : skip + len(array)]
+
+
+def read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view of the same memory, as all are that kernels get: so each needs one specialisation."""
+    return _readonly(values.view())
 
 
 def _readonly(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

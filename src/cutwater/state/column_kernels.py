@@ -64,6 +64,14 @@ def mark(gids: Any, bits: Any) -> None:
 
 
 @kernel
+def set_new(gids: Any, known: Any, values: Any, column: Any) -> None:
+    """Set the value of each group id from ``known`` on, by row."""
+    for i in range(gids.shape[0]):
+        if gids[i] >= known:
+            column[gids[i]] = values[i]
+
+
+@kernel
 def in_a_row(gids: Any) -> Any:
     """True if each group id is the one after that before it."""
     gaps = 0

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cutwater.data.words import read_only
 from cutwater.state import column_kernels as kernels
 
 Values: TypeAlias = npt.NDArray[Any]
@@ -51,16 +52,9 @@ def gather(values: Values, gids: npt.NDArray[Any], *, still: bool = False) -> Va
     if count >= _MANY_GROUP_IDS and gids.dtype == np.int32 and len(values) and values[0].flags.c_contiguous:
         found = np.empty((count, *values.shape[1:]), values.dtype)
         source, target, width = values.ctypes.data, found.ctypes.data, found.strides[0]
-        if kernels.gather_rows(source, values.strides[0], len(values), _read_only(gids), target, width):
+        if kernels.gather_rows(source, values.strides[0], len(values), read_only(gids), target, width):
             return found
     return values[gids]
-
-
-def _read_only(values: Values) -> Values:
-    """The same memory; so the kernel needs one specialisation."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 class GrowingArray:

@@ -70,6 +70,8 @@ GroupIds: TypeAlias = npt.NDArray[np.int32]
 _FIRST_GROUP_IDS = 1024
 _FIRST_BYTES = 1 << 16
 _BYTES_RESERVED = 1 << 34
+_MOST_SMALL_BYTES = 2**31 - 1
+"""Of a column of texts whose places are 32-bit numbers."""
 _SPARSE_GROUP_IDS = 1 << 20
 _MAX_GROUP_IDS = 2**31 - 2
 
@@ -373,10 +375,13 @@ class BytesIndex(HashIndex):
 
 def _spans(offsets: Words, data: npt.NDArray[np.uint8], kind: pa.DataType) -> pa.Array:
     """Texts or binaries that lie one behind the other."""
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    array = pa.Array.from_buffers(pa.large_string() if text else pa.large_binary(), len(offsets) - 1, buffers)
-    return array.cast(kind)
+    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if not large and len(data) > _MOST_SMALL_BYTES:
+        raise DataError(
+            f"{len(data)} bytes of keys do not fit one column of {kind}", hint="Cast the key to a large type."
+        )
+    places = pa.py_buffer(offsets if large else offsets.astype(np.int32))
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, places, pa.py_buffer(data)])
 
 
 class TextIndex(KeyIndex):

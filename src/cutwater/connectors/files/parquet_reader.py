@@ -28,8 +28,8 @@ from cutwater.connectors.files.schemas import (
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import DataError
 
-_BATCH_BYTES = 4 << 20
-_BATCH_ROWS = 65_536
+_BATCH_BYTES = 8 << 20
+_BATCH_ROWS = 131_072
 _MAX_RAW = 10_000
 
 
@@ -289,7 +289,12 @@ class ParquetReader:
         chunks = [self._file.parquet.metadata.row_group(g) for g in groups]
         rows = max(1, sum(group.num_rows for group in chunks))
         total = sum(group.column(c).total_uncompressed_size for group in chunks for c in self._places())
-        batch_rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
+        fitting = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
+        # Equal shares of a row group, or whole ones: rows of two that have dictionaries of their own come in pieces.
+        largest = max((group.num_rows for group in chunks if group.num_rows), default=1)
+        batch_rows = (
+            math.ceil(largest / math.ceil(largest / fitting)) if largest > fitting else fitting // largest * largest
+        )
         return self._file.parquet.iter_batches(
             batch_size=batch_rows, row_groups=list(groups), columns=self._read_schema.names, use_threads=False
         )

@@ -75,6 +75,8 @@ class Widened:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._nulls: dict[str, pa.Array] = {}
+        self._widened: tuple[pa.Schema, pa.Schema] | None = None
+        """Of the last batch, before and after."""
 
     def widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with all columns of the schema."""
@@ -82,7 +84,9 @@ class Widened:
             return batch
         found = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = [found[f.name] if f.name in found else self._null(f, batch.num_rows) for f in self._schema]
-        return batch_of(columns, self._schema)
+        if self._widened is None or not self._widened[0].equals(batch.schema):
+            self._widened = batch.schema, batch_of(columns, self._schema).schema
+        return pa.RecordBatch.from_arrays(columns, schema=self._widened[1])
 
     def _null(self, field: pa.Field, rows: int) -> pa.Array:
         known = self._nulls.get(field.name)

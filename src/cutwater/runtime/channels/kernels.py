@@ -38,6 +38,13 @@ def targets_of_hashes(hashes: Any, owners: Any, targets: Any) -> None:
 
 
 @kernel
+def targets_of_places(places: Any, values: Any, targets: Any) -> None:
+    """Target of each row by its value; ``values`` has one for each value of a dictionary."""
+    for i in range(np.uint64(places.shape[0])):
+        targets[i] = values[np.uint64(places[i])]
+
+
+@kernel
 def count(targets: Any, counts: Any) -> None:
     """Rows of each target, by lane: ``counts[lane, target]``."""
     stretch = np.uint64(targets.shape[0] // LANES)

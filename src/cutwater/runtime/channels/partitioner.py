@@ -66,6 +66,7 @@ class HashPartitioner:
         owners = [key_group_owner(group, parallelism, max_parallelism) for group in range(max_parallelism)]
         self._owners = np.array(owners, np.int32)
         self._one_word = len(keys) == 1 and is_word_key(schema.field(keys[0]).type)
+        self._last: tuple[pa.Array, npt.NDArray[np.int32]] | None = None
         self._targets = np.empty(0, np.int32)
         self._places = np.empty(0, np.int64)
 
@@ -116,9 +117,21 @@ class HashPartitioner:
         columns = [batch.column(name) for name in self._keys]
         if self._one_word and columns[0].null_count == 0:
             kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
+        elif len(columns) == 1 and isinstance(columns[0], pa.DictionaryArray) and columns[0].null_count == 0:
+            indices = columns[0].indices
+            places = fixed_view(indices, indices.type.to_pandas_dtype())
+            kernels.targets_of_places(places, self._targets_of_values(columns[0].dictionary), targets)
         else:
             kernels.targets_of_hashes(hash_keys(columns), self._owners, targets)
         return targets
+
+    def _targets_of_values(self, values: pa.Array) -> npt.NDArray[np.int32]:
+        """Target of each value of a dictionary; files bring the same one with one batch after another."""
+        if self._last is None or not self._last[0].equals(values):
+            found = np.empty(len(values), np.int32)
+            kernels.targets_of_hashes(hash_keys([values]), self._owners, found)
+            self._last = values, found
+        return self._last[1]
 
     def _count_targets(self, batch: pa.RecordBatch) -> Counts:
         """Fills ``_targets``; rows by lane and target."""

@@ -59,7 +59,7 @@ def plain_column(column: pa.Array) -> pa.Array:
         return column
     values = column.dictionary
     nulls = column.null_count or values.null_count
-    if nulls or not is_text_or_bytes(values.type) or len(values) == 0 or _longest(values) * len(column) > _MAX_BYTES:
+    if nulls or not is_text_or_bytes(values.type) or len(values) == 0 or _may_be_long(values, len(column)):
         return column.dictionary_decode()
     indices = column.indices
     return take_texts(values, fixed_view(indices, indices.type.to_pandas_dtype()))
@@ -77,6 +77,9 @@ def few_values(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return _made_plain(batch, [is_no_gain(c, kind) for c, kind in zip(batch.columns, schema.types, strict=True)])
 
 
-def _longest(texts: pa.Array) -> int:
+def _may_be_long(texts: pa.Array, rows: int) -> bool:
+    """True if so many rows of these texts may take more bytes than a kernel moves."""
     _, offsets = bytes_view(texts)
-    return int(np.diff(offsets).max())
+    if int(offsets[-1] - offsets[0]) * rows <= _MAX_BYTES:  # no text is longer than all of them
+        return False
+    return int(np.diff(offsets).max()) * rows > _MAX_BYTES

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.data.time import MAX_WATERMARK
-from cutwater.data.words import from_words
+from cutwater.data.words import from_words, read_only
+from cutwater.state import column_kernels as kernels
 from cutwater.state.disk.tables import NEVER, FrozenSpilledRows
 from cutwater.state.growing_array import GrowingArray
 from cutwater.state.key_index import GroupIds
@@ -301,7 +302,7 @@ class TimedTable(Generic[V, T]):
         if used == known:
             return
         self._times.reserve(used)
-        self._times.values[gids] = times  # also of known ones, where it is the same: choosing costs more
+        kernels.set_new(gids, known, read_only(times), self._times.values)
         for time in self._buckets.add(known, self._times.values[known:used]):
             if self._opened is not None:
                 self._opened(time)

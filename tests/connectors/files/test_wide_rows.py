@@ -8,11 +8,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutwater.connectors.files import text_reader
+from cutwater.connectors.files import parquet_reader, text_reader
 from cutwater.connectors.files.source import FileSource
 
 NAMES = [f"c{i}" for i in range(40)]
@@ -109,7 +110,7 @@ def test_few_columns_of_wide_text_come_in_large_batches(
 
 
 def test_batches_of_parquet_are_as_large_as_the_columns_that_are_read_allow(tmp_path: Path) -> None:
-    columns: dict[str, Any] = {f"t{i}": [f"{i} {n} of a long text" for n in range(20_000)] for i in range(20)}
+    columns: dict[str, Any] = {f"t{i}": [f"{i} {n} of a long text" for n in range(20_000)] for i in range(60)}
     columns |= {"n": range(20_000), "a.b": range(20_000), "s": [{"x": n, "y": "z"} for n in range(20_000)]}
     pq.write_table(pa.table(columns), tmp_path / "wide.parquet", use_dictionary=False)
     source = FileSource(tmp_path / "wide.parquet")
@@ -125,3 +126,25 @@ def test_batches_of_parquet_are_as_large_as_the_columns_that_are_read_allow(tmp_
 
     assert batches(None) > 2
     assert batches({"n", "a.b", "s"}) == 1
+
+
+@pytest.mark.parametrize("dictionaries", [False, True])
+def test_a_large_row_group_is_not_held_in_memory(
+    tmp_path: Path, dictionaries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_reader, "_HELD_BYTES", 4 << 20)
+    monkeypatch.setattr(parquet_reader, "_PIECE_BYTES", 1 << 16)
+    columns = {"n": range(1_000_000), "kind": ["view", "click"] * 500_000}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1_000_000, compression="none")
+    source = FileSource(tmp_path / "a.parquet").reading(None, dictionaries=dictionaries)
+    before = pa.total_allocated_bytes()
+    reader = source.open(source.discover()[0], {"row": 70_000}, Context())
+    batch, rows = reader.read(1 << 20), 0
+    assert (tmp_path / "a.parquet").stat().st_size > 7 << 20
+    assert pa.total_allocated_bytes() - before < 5 << 20
+    while batch is not None:
+        assert np.array_equal(batch["n"], np.arange(70_000 + rows, 70_000 + rows + batch.num_rows))
+        assert set(batch["kind"].unique().to_pylist()) == {"view", "click"}
+        rows, batch = rows + batch.num_rows, reader.read(1 << 20)
+    assert rows == 930_000
+    reader.close()

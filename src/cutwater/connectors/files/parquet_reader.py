@@ -30,6 +30,9 @@ from cutwater.errors import DataError
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 131_072
+_HELD_BYTES = 64 << 20
+"""A row group of which more is read is read in pieces; else all that is read of it is in memory at once."""
+_PIECE_BYTES = 1 << 20
 _MAX_RAW = 10_000
 
 
@@ -42,9 +45,10 @@ class _OpenFile:
     def check(self) -> None:
         self.entry.check(self.stream.fileno())
 
-    def with_dictionaries(self, columns: list[str]) -> _OpenFile:
-        """The same file; texts of these columns come as dictionaries."""
-        return _OpenFile(self.entry, self.stream, _parquet(self.stream, self.parquet.metadata, columns))
+    def reopened(self, dictionaries: list[str], *, in_pieces: bool) -> _OpenFile:
+        """The same file; texts of these columns come as dictionaries, and row groups need not be held whole."""
+        metadata = self.parquet.metadata
+        return _OpenFile(self.entry, self.stream, _parquet(self.stream, metadata, dictionaries, in_pieces=in_pieces))
 
     def close(self) -> None:
         self.parquet.close()
@@ -64,12 +68,18 @@ def _open(entry: FileEntry) -> _OpenFile:
 
 
 def _parquet(
-    stream: pa.OSFile, metadata: pq.FileMetaData | None = None, dictionaries: list[str] | None = None
+    stream: pa.OSFile,
+    metadata: pq.FileMetaData | None = None,
+    dictionaries: list[str] | None = None,
+    *,
+    in_pieces: bool = False,
 ) -> pq.ParquetFile:
     return pq.ParquetFile(
         stream,
         metadata=metadata,
         read_dictionary=dictionaries,
+        buffer_size=_PIECE_BYTES if in_pieces else 0,
+        pre_buffer=not in_pieces,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
     )
@@ -198,8 +208,7 @@ class ParquetReader:
             metadata = self._file.parquet.metadata
             first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
             self._read_schema = only(schema, columns)
-            if dictionaries:
-                self._read_dictionaries(range(first, last))
+            self._reopen(range(first, last), dictionaries)
             self._widened = Widened(self._schema)
             counts = np.array([metadata.row_group(g).num_rows for g in range(first, last)], dtype=np.int64)
             self._rows = int(counts.sum())
@@ -258,21 +267,33 @@ class ParquetReader:
         found = plain_schema(self._file.parquet.schema_arrow) if origin.given else _with_instants(self._file)
         check_columns(self._file.entry.path, column_differences(found, self._schema, origin), origin)
 
-    def _read_dictionaries(self, groups: range) -> None:
-        """Have texts come as dictionaries where they lie so."""
+    def _reopen(self, groups: range, dictionaries: bool) -> None:
+        """Have texts come as dictionaries where they lie so, and large row groups in pieces."""
+        names, in_pieces = self._dictionary_columns(groups) if dictionaries else [], self._is_large(groups)
+        if names or in_pieces:
+            self._file = self._file.reopened(names, in_pieces=in_pieces)
+            self._schema, self._read_schema = (_as_dictionaries(s, names) for s in (self._schema, self._read_schema))
+
+    def _is_large(self, groups: range) -> bool:
+        """Whether too much is read of a row group to be held in memory."""
+        if self._file.entry.size <= _HELD_BYTES:
+            return False
+        places = self._places()
+        chunks = [self._file.parquet.metadata.row_group(g) for g in groups]
+        return any(sum(group.column(c).total_compressed_size for c in places) > _HELD_BYTES for group in chunks)
+
+    def _dictionary_columns(self, groups: range) -> list[str]:
+        """Columns of texts that lie in dictionaries."""
         metadata = self._file.parquet.metadata
         places = {metadata.schema.column(c).path: c for c in range(metadata.num_columns)}
         found = plain_schema(self._file.parquet.schema_arrow)
         chunks = [metadata.row_group(g) for g in groups]
-        names = [
+        return [
             field.name
             for field in self._read_schema
             if field.type == found.field(field.name).type == pa.string()
             and _has_dictionaries(chunks, places[field.name])
         ]
-        if names:
-            self._file = self._file.with_dictionaries(names)
-            self._schema, self._read_schema = (_as_dictionaries(s, names) for s in (self._schema, self._read_schema))
 
     def _stream(self, groups: range, schema: pa.Schema) -> Iterator[pa.RecordBatch | GroupRun]:
         """Batches of the rows that are read, and the runs of row groups that are not."""

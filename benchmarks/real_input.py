@@ -66,7 +66,9 @@ def windows(folder: Path) -> pl.DataFrame:
     return frame.select(start.dt.epoch("us").alias("start"), "page", "n", "cents").sort("start", "page")
 
 
-def with_cutwater(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Windows, int]:
+def with_cutwater(
+    spark: Any, files: Path, kind: str, scratch: Path, parallelism: int = PARALLELISM
+) -> tuple[Windows, int]:
     """One job; how to read its windows, and its checkpoints."""
     import cutwater as cw
 
@@ -75,7 +77,7 @@ def with_cutwater(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Wi
     events = flow.read("events", source, event_time="ts", out_of_order="10s")
     paid = events.filter("paid", pl.col("kind") != "view").key_by("page").window("minute", cw.tumbling("1m"))
     paid.aggregate("revenue", n=cw.count(), cents=cw.sum("cents")).write("out", cw.files(str(scratch / "out")))
-    job = flow.run(spark, checkpoint=str(scratch / "checkpoints"), parallelism=PARALLELISM, interval="1s")
+    job = flow.run(spark, checkpoint=str(scratch / "checkpoints"), parallelism=parallelism, interval="1s")
     return lambda: windows(scratch / "out"), job.status.checkpoints.completed
 
 
@@ -99,7 +101,7 @@ def with_spark(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Windo
     return lambda: windows(scratch / "out"), 1
 
 
-def with_duckdb(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Windows, int]:
+def with_duckdb(spark: Any, files: Path, kind: str, scratch: Path, threads: int = PARALLELISM) -> tuple[Windows, int]:
     """The same by SQL."""
     import duckdb
 
@@ -109,7 +111,7 @@ def with_duckdb(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Wind
         "csv": f"read_csv('{path}',columns={_DUCKDB})",
         "parquet": f"'{path}'",
     }[kind]
-    duckdb.sql(f"set threads={PARALLELISM}")
+    duckdb.sql(f"set threads={threads}")
     found = duckdb.sql(
         "select epoch_us(time_bucket(interval 1 minute, ts)) as start, page, count(*) as n, "
         f"sum(cents)::bigint as cents from {table} where kind <> 'view' group by 1, 2"

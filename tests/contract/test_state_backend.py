@@ -22,7 +22,15 @@ from state_backends import STORES
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.state.disk.rocks import OrderedStore, RocksStore, require_rocksdb
-from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable, RocksObjects, RocksTable
+from cutwater.state.objects.memory_records import MemoryRecords
+from cutwater.state.objects.table import (
+    FrozenObjects,
+    KeyedObjects,
+    ObjectLayout,
+    ObjectTable,
+    RocksObjects,
+    RocksTable,
+)
 from cutwater.state.table.intervals import RESTORED
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
@@ -112,6 +120,26 @@ class MemoryTables(Tables):
         return ObjectTable(list)
 
 
+class MemoryColumns(Tables):
+    """The second state of three, whose keys come bare; the others are written and frozen in between."""
+
+    def make(self) -> KeyedObjects[list[int]]:
+        self.before, column, self.behind = MemoryRecords([None, list, None], single=True).columns
+        return column.objects
+
+    @rule(key=KEYS, value=VALUES)
+    def another_state(self, key: tuple[int, ...], value: int) -> None:
+        self.before.objects.put(key, value)
+
+    @rule(key=KEYS)
+    def another_state_goes(self, key: tuple[int, ...]) -> None:
+        self.before.objects.remove(key)
+
+    @rule()
+    def another_freeze(self) -> None:
+        self.behind.objects.freeze().release()
+
+
 @cache
 def store(name: str) -> OrderedStore:
     """One for all tables: each has its own range of keys."""
@@ -119,7 +147,7 @@ def store(name: str) -> OrderedStore:
 
 
 def rocks_table(where: OrderedStore, kind: pa.DataType, memory_bytes: int) -> RocksObjects[Any]:
-    return RocksObjects(where, RocksTable([pa.int64()], kind, lambda v: v, lambda v: v, 16, memory_bytes))
+    return RocksObjects(where, RocksTable([pa.int64()], ObjectLayout(kind, lambda v: v, lambda v: v), 16, memory_bytes))
 
 
 class StoredTables(Tables):
@@ -136,6 +164,7 @@ class SortedTables(StoredTables):
 
 
 TestMemoryTables = MemoryTables.TestCase
+TestMemoryColumns = MemoryColumns.TestCase
 TestRocksTables = needs_rocksdb(StoredTables.TestCase)
 TestSortedTables = SortedTables.TestCase
 for stored in (TestRocksTables, TestSortedTables):

@@ -11,7 +11,10 @@ import pyarrow as pa
 from cutwater.state.disk.rocks import OrderedStore, RocksStore
 from cutwater.state.disk.tables import SortedRows
 from cutwater.state.key_index import GroupIds
-from cutwater.state.objects.table import KeyedObjects, ObjectTable, RocksObjects, RocksTable
+from cutwater.state.objects.memory_records import MemoryRecords
+from cutwater.state.objects.records import Records
+from cutwater.state.objects.stored_records import StoredRecords
+from cutwater.state.objects.table import ObjectLayout, RocksObjects, RocksTable
 from cutwater.state.rows.keyed_rows import RowSides, Wakes
 from cutwater.state.rows.rows import LiveAt, Rows
 from cutwater.state.table.keyed_table import Columns, KeyedTable, Layout
@@ -103,26 +106,18 @@ class StateBackend:
         """Sorts what comes out of the state; ``None``: all of it lies in memory, and can be sorted there."""
         return None if self._store is None else SortedRows(self._store, schema)
 
-    def objects(
-        self,
-        key_types: Sequence[pa.DataType],
-        kind: pa.DataType,
-        stored: Callable[[Any], Any],
-        revive: Callable[[Any], Any],
-        copy: Callable[[Any], Any] | None = None,
-    ) -> KeyedObjects[Any]:
-        """Python values by key, none yet.
-
-        Args:
-            kind: Arrow type of the values as they are stored.
-            stored: makes of a value what Arrow takes.
-            revive: makes a value of what Arrow gives.
-            copy: makes a copy of a value that may then be changed in place; not needed for values that cannot change.
-        """
+    def records(self, key_types: Sequence[pa.DataType], layouts: Sequence[ObjectLayout]) -> Records:
+        """Python values by key, none yet, of several states; see there for the layouts."""
+        single = len(key_types) == 1
         if self._store is None:
-            return ObjectTable(copy)
-        table = RocksTable(key_types, kind, stored, revive, self._share.max_parallelism, self._table_bytes)
-        return RocksObjects(self._store, table)
+            return MemoryRecords([layout.copy for layout in layouts], single=single)
+        tables = [
+            RocksObjects[Any](
+                self._store, RocksTable(key_types, layout, self._share.max_parallelism, self._table_bytes)
+            )
+            for layout in layouts
+        ]
+        return StoredRecords(tables, single=single)
 
     def close(self) -> None:
         """Give everything up."""

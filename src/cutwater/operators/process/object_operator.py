@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import StorageError
 from cutwater.operators.base import Context, Operator, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.process.states import VALUE, Cursor, KeyedState
+from cutwater.operators.process.states import VALUE, KeyedState
 from cutwater.state.backend import StateBackend
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart, as_written, object_rows, restore_objects
@@ -36,12 +35,10 @@ TIME = pa.field("__time", pa.int64())
 
 TIMERS_PER_SLICE = 128
 KEYS_PER_CLEANUP = 512
-KEYS_AHEAD = 256
-"""Keys whose states are asked for at once."""
 
 
 class ObjectOperator(Operator):
-    """Keyed states and timers of a subtask, about the key of a common cursor.
+    """Keyed states and timers of a subtask, about one key at a time.
 
     Args:
         keys: the key columns, in the type in which keys are compared.
@@ -56,10 +53,7 @@ class ObjectOperator(Operator):
     ) -> None:
         self._keys = keys
         self._names = [field.name for field in keys]
-        self._cursor = Cursor()
         self._states = {name: state.fresh() for name, state in states.items()}
-        for state in self._states.values():
-            state.attach(self._cursor)
         self._expiring = [state for state in self._states.values() if state.expires]
         self._timers: dict[TimerDomain, Timers] = {EVENT: Timers(), PROCESSING: Timers()}
         self._fires, self._user, self._handler = fires, name, handler
@@ -68,30 +62,20 @@ class ObjectOperator(Operator):
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
-        self._cursor.now_ms = ctx.processing_time_ms
         for timers in self._timers.values():
             timers.by_key = ctx.repeatable
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
         self._backend = StateBackend(ctx, len(self._states))
-        for state in self._states.values():
-            state.open(self._backend, [field.type for field in self._keys])
+        layouts = [state.layout for state in self._states.values()]
+        self._records = self._backend.records([field.type for field in self._keys], layouts)
+        for place, state in enumerate(self._states.values()):
+            state.open(self._records, place, ctx.processing_time_ms)
         self._track()
 
     def _track(self, *, restored: bool = False) -> None:
         if self.ctx.incremental:
             for table in (*(state.objects for state in self._states.values()), *self._timers.values()):
                 table.track(restored=restored)
-
-    def _ahead(self, keys: Iterable[Key]) -> Iterable[Key]:
-        """The keys; those of many have been asked for at once before they are given out, where that saves time."""
-        return keys if self._backend.in_memory else self._read_ahead(iter(keys))
-
-    def _read_ahead(self, keys: Iterator[Key]) -> Iterator[Key]:
-        while part := list(islice(keys, KEYS_AHEAD)):
-            wanted = list(dict.fromkeys(part))
-            for state in self._states.values():
-                state.objects.get_many(wanted)
-            yield from part
 
     def close(self) -> None:
         self._backend.close()

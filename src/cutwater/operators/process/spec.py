@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from types import GeneratorType
+from types import GeneratorType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
@@ -34,8 +34,9 @@ from cutwater.operators.process.functions import (
 from cutwater.operators.process.object_operator import TIMERS_PER_SLICE, ObjectOperator
 from cutwater.operators.process.operator_state import BroadcastState, OperatorState
 from cutwater.operators.process.states import KeyedState
-from cutwater.operators.row_output import RowBuilder, conform_batch, rows_of, to_dicts, user_error
+from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 from cutwater.state.keys import check_key_types, require_valid_keys
+from cutwater.state.objects.records import unbound
 from cutwater.state.objects.timers import EVENT, PROCESSING, TimerDomain, TimerService, timers_segment
 from cutwater.state.segments import Segment
 from cutwater.storage.snapshot.manifest import Shape, TableRecord
@@ -218,6 +219,8 @@ class _NoKey(tuple[Hashable, ...]):
 
 
 _NO_KEY = _NoKey()
+_NO_COLUMN: Any = SimpleNamespace()
+"""Takes the records of a function without keyed states."""
 
 
 class ProcessOperator(ObjectOperator):
@@ -243,7 +246,14 @@ class ProcessOperator(ObjectOperator):
         def count(metric: str, amount: int) -> None:
             ctx.count(metric, amount)
 
-        timers = TimerService(self._timers[EVENT], self._timers[PROCESSING], self._function, self._fires)
+        records = self._records
+        timers = TimerService(
+            self._timers[EVENT],
+            self._timers[PROCESSING],
+            self._function,
+            self._fires,
+            lambda: records.whole(records.key),
+        )
         made = (ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms, timers)
         if isinstance(self._function, BatchProcessFunction):
             self._context = BatchContext(*made).connect(self._spec.keys, self._bind)
@@ -262,61 +272,73 @@ class ProcessOperator(ObjectOperator):
             return self._process_batch(self._function, batch)
         for state in self._broadcast:
             state.is_writable = side.broadcast
-        keys: Iterable[tuple[Hashable, ...]] = repeat(_NO_KEY, batch.num_rows)
-        if side.keys:
-            keys = self._ahead(zip(*(column_values(batch.column(name)) for name in side.keys), strict=True))
         watermarks = self._watermarks_of(batch, side.keys) if side.keys and self._watermarks.differ else None
         rows, origin = to_dicts(batch), partial(row_contents, batch)
+        keys = self._keys_of(batch, side.keys) if side.keys else None
         try:
-            self._call_each(self._function.takes[input], keys, rows, watermarks, single=len(side.keys) == 1)
+            self._call_each(self._function.takes[input], keys, rows, watermarks)
         except UserCodeError:
             self._outputs[0].check(origin)  # a row before that one may be wrong
             raise
         self._context.watermark = self._watermarks.current
         return self._take(origin)
 
-    def _call_each(
-        self,
-        method: str,
-        keys: Iterable[tuple[Hashable, ...]],
-        rows: list[Row],
-        watermarks: list[int] | None,
-        *,
-        single: bool,
-    ) -> None:
+    def _keys_of(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[Any]:
+        """The bare key of each row."""
+        columns = [column_values(batch.column(name)) for name in names]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _call_each(self, method: str, keys: list[Any] | None, rows: list[Row], watermarks: list[int] | None) -> None:
         """Call a method of the user's function with each row.  Each statement in the loop counts.
 
         Args:
             method: its name.
-            keys: of the rows.
+            keys: of the rows, bare; ``None``: they have none.
             rows: as dicts.
             watermarks: of the rows, where they differ.
-            single: whether keys are of one column.
         """
-        call, context, cursor = getattr(self._function, method), self._context, self._cursor
-        timers, (add, add_index) = context.timers, self._outputs[0].unchecked
-        for index, (key, row) in enumerate(zip(keys, rows, strict=True)):
-            cursor.key = timers.key = key
-            context.key = key[0] if single else key or None
+        call, context, records = getattr(self._function, method), self._context, self._records
+        find, (add, add_index) = records.find, self._outputs[0].unchecked
+        first, *others = records.columns or (_NO_COLUMN,)
+        keyed, has_sides = keys is not None, bool(self._sides)
+        found: Iterator[Any] = repeat(unbound(_NO_KEY), len(rows)) if keys is None else records.of(keys)
+        context.key = None
+        for index, (row, key, record) in enumerate(zip(rows, keys or repeat(_NO_KEY, len(rows)), found, strict=True)):
+            records.key = key
+            if keyed:
+                context.key = key
+                if record is None:
+                    record = find(key)
+            first.record = record
+            for column in others:
+                record = record.next
+                column.record = record
             if watermarks is not None:
                 context.watermark = watermarks[index]
-            self._row = row, index
+            if has_sides:
+                self._row = row, index
             try:
                 result = call(row, context)
                 if result is None:
                     continue
                 kind = type(result)
-                made = result if kind is list else [*result] if kind is GeneratorType else rows_of(result)
+                made = (
+                    result
+                    if kind is list
+                    else [*result]
+                    if kind is GeneratorType
+                    else self._rows_of(result, row, index)
+                )
             except Exception as exc:
                 self._fail(call, exc, row, index)
-            if made is None:
-                raise self._no_rows(result, row, index)
             for out in made:
                 add(out)
                 add_index(index)
 
     def _process_batch(self, function: BatchProcessFunction, batch: pa.RecordBatch) -> Outputs:
-        self._bind(_NO_KEY)
+        self._records.begin()
+        self._records.unbind(_NO_KEY)
+        self._context.key = None
         for state in self._broadcast:
             state.is_writable = self._spec.broadcast
         try:
@@ -329,9 +351,8 @@ class ProcessOperator(ObjectOperator):
         return [b for b in batches if b[1].num_rows] + self._take(partial(row_contents, batch))
 
     def _bind(self, key: tuple[Hashable, ...]) -> None:
-        self._cursor.key = key
-        self._context.timers.key = key
-        self._context.key = key[0] if len(key) == 1 else key or None
+        bare = self._context.key = key[0] if self._records.single else key
+        self._records.bind(bare)
 
     def _take(self, origin: Callable[[int], Row]) -> Outputs:
         batches, self._side_batches = self._side_batches, []
@@ -423,12 +444,9 @@ class ProcessOperator(ObjectOperator):
         """What the user's function makes of a row, or of a timer."""
         try:
             result = call(*arguments)
-            made = [] if result is None else rows_of(result)
+            return [] if result is None else self._rows_of(result, row, index)
         except Exception as exc:
             self._fail(call, exc, row, index)
-        if made is None:
-            raise self._no_rows(result, row, index)
-        return made
 
     def _fail(self, call: Callable[..., Any], exc: Exception, row: Row, index: int) -> NoReturn:
         if isinstance(exc, UserCodeError) and exc.row is not None:
@@ -437,15 +455,22 @@ class ProcessOperator(ObjectOperator):
         error.hint = exc.hint if isinstance(exc, CutwaterError) else error.hint
         raise error from exc
 
-    def _no_rows(self, result: object, row: Row, index: int) -> UserCodeError:
-        return self._outputs[0].misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
+    def _rows_of(self, result: object, row: Row, index: int) -> list[Any]:
+        rows = rows_of(result)
+        if rows is None:
+            what = f"returned {type(result).__name__} instead of an iterable of dicts"
+            raise self._outputs[0].misfit(what, row, index)
+        return rows
 
     def _emit(self, side: str, made: Mapping[str, Any] | pa.RecordBatch) -> None:
         row, index = self._row
         number = self._sides.get(side)
         if number is None:
             known = ", ".join(map(repr, self._sides)) or "none"
-            raise self._outputs[0].misfit(f"wrote to side output {side!r} (declared: {known})", row, index)
+            raise UserCodeError(
+                f"{function_name(type(self._function))} wrote to side output {side!r} (declared: {known})",
+                hint="Declare it where the function is given to the stream: side={'name': 'n long'}.",
+            )
         if isinstance(made, pa.RecordBatch):
             self._side_batches.append((number, conform_batch(type(self._function), made, self._spec.outputs[number])))
         else:

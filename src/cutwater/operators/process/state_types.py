@@ -79,9 +79,20 @@ def _time_check(type: pa.TimestampType) -> Check:
     return check
 
 
-def _integer_check(type: pa.DataType) -> Check:
+def integer_range(type: pa.DataType) -> tuple[int, int]:
+    """The least and the greatest integer of a type; a range of none if it is not one of integers.
+
+    >>> integer_range(pa.int8()), integer_range(pa.string())
+    ((-128, 127), (1, 0))
+    """
+    if not pt.is_integer(type):
+        return 1, 0
     bits = type.bit_width
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if pt.is_signed_integer(type) else (0, (1 << bits) - 1)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if pt.is_signed_integer(type) else (0, (1 << bits) - 1)
+
+
+def _integer_check(type: pa.DataType) -> Check:
+    low, high = integer_range(type)
 
     def check(value: Any) -> int:
         if value.__class__ is int and low <= value <= high:  # nearly always

@@ -6,8 +6,7 @@ or map: each element) together with the processing time at which it expires.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,32 +15,14 @@ import pyarrow.types as pt
 
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.state_types import MISFITS, DeclaredState
-from cutwater.state.backend import StateBackend
-from cutwater.state.objects.table import KeyedObjects, ObjectTable
+from cutwater.operators.process.state_types import MISFITS, DeclaredState, integer_range
+from cutwater.state.objects.memory_records import MemoryRecords
+from cutwater.state.objects.records import Records
+from cutwater.state.objects.table import KeyedObjects, ObjectLayout
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type, unstamped
 
 VALUE = "__value"
 """Column of a state's segments that holds the content of a key."""
-
-
-class Cursor:
-    """What the states of one subtask are about at the moment: the key, and the processing time."""
-
-    __slots__ = ("key", "now_ms")
-
-    def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
-        self.key: Hashable = None
-        self.now_ms = now_ms
-
-    @contextlib.contextmanager
-    def kept(self) -> Generator[None]:
-        """Afterwards the key is again what it was."""
-        key = self.key
-        try:
-            yield
-        finally:
-            self.key = key
 
 
 class KeyedState(DeclaredState):
@@ -66,42 +47,53 @@ class KeyedState(DeclaredState):
         self._empty()
 
     def _empty(self) -> None:
-        self._cursor = Cursor()
-        self._table: KeyedObjects[Any] = ObjectTable(self._container)
         self._expiries = None if self._ttl is None else Expiries(self._ttl.ms)
+        self.open(MemoryRecords([self._container], single=False), 0, lambda: 0)
 
     @property
     def stored_type(self) -> pa.DataType:
         """The Arrow type of one key's content in a snapshot."""
         return self._element_type(0)
 
-    def attach(self, cursor: Cursor) -> None:
-        """Let key and time be those of a cursor, which all states of a subtask share."""
-        self._cursor = cursor
+    @property
+    def layout(self) -> ObjectLayout:
+        """What it keeps of each key."""
+        return ObjectLayout(self.stored_type, self.stored, self._revive, self._container)
 
-    def open(self, backend: StateBackend, key_types: Sequence[pa.DataType]) -> None:
-        """Keep what comes where a backend says; the state is empty."""
-        self._table = backend.objects(key_types, self.stored_type, self.stored, self._revive, self._container)
+    def open(self, records: Records, place: int, now_ms: Callable[[], int]) -> None:
+        """Keep what comes in records, in which it has a place, and be about their current key; the state is empty.
+
+        Args:
+            now_ms: the processing time.
+        """
+        self._records, self._now_ms = records, now_ms
+        self._column = records.columns[place]
+        self._table: KeyedObjects[Any] = self._column.objects
 
     def bind(self, key: Hashable) -> None:
         """The key that the next calls are about."""
-        self._cursor.key = key
+        self._records.bind(key)
+
+    def unbind(self, key: Hashable) -> None:
+        """The next calls are about no key; see ``Records.unbind``."""
+        self._records.unbind(key)
 
     def clear(self) -> None:
         """Forget what is kept of this key."""
-        self._table.remove(self._cursor.key)
+        self._column.vacate()
 
     @property
     def objects(self) -> KeyedObjects[Any]:
         """The contents by key."""
         return self._table
 
-    def restore(self, key: Hashable, stored: Any) -> None:
-        """Set a key to what a snapshot held of it."""
-        value = self._revive(stored)
-        self._table.put(key, value)
+    def restore(self, keys: Sequence[Hashable], stored: Iterable[Any]) -> None:
+        """Set bare keys to what a snapshot held of them."""
+        values = list(map(self._revive, stored))
+        self._column.fill(keys, values)
         if self._expiries is not None:
-            self._expiries.watch(key, self._first_expiry(value))
+            for key, value in zip(keys, values, strict=True):
+                self._expiries.watch(key, self._first_expiry(value))
 
     def stored(self, value: Any) -> Any:
         """One key's content as Arrow takes it."""
@@ -122,18 +114,20 @@ class KeyedState(DeclaredState):
     def clean_up(self, now_ms: int, most: int) -> None:
         """Drop what has expired, of up to ``most`` keys."""
         expiries = self._expiries
-        while most > 0 and expiries is not None and (key := expiries.due(now_ms)) is not None:
-            most -= 1
-            kept = self._table.get(key)
-            if kept is None:
-                continue
-            if self._first_expiry(kept) <= now_ms:
-                kept = self._unexpired(kept, now_ms)
-                if not kept:
-                    self._table.remove(key)
+        with self._records.kept():
+            while most > 0 and expiries is not None and (key := expiries.due(now_ms)) is not None:
+                most -= 1
+                self._records.bind(key)
+                kept = self._column.record.held
+                if kept is None:
                     continue
-                self._table.put(key, kept)
-            expiries.watch(key, self._first_expiry(kept))
+                if self._first_expiry(kept) <= now_ms:
+                    kept = self._unexpired(kept, now_ms)
+                    if not kept:
+                        self.clear()
+                        continue
+                    self._keep(kept)
+                expiries.watch(key, self._first_expiry(kept))
 
     def _first_expiry(self, value: Any) -> int:
         """When the first part of a key's content expires."""
@@ -147,12 +141,20 @@ class KeyedState(DeclaredState):
         """A value as it is kept: with its expiry, if it has one."""
         if self._ttl is None or self._expiries is None:
             return value
-        expires_ms = self._cursor.now_ms() + self._ttl.ms
-        self._expiries.watch(self._cursor.key, expires_ms)
+        expires_ms = self._now_ms() + self._ttl.ms
+        self._expiries.watch(self._records.key, expires_ms)
         return value, expires_ms
 
     def _alive(self, stamped: Stamped) -> bool:
-        return stamped[1] > self._cursor.now_ms()
+        return stamped[1] > self._now_ms()
+
+    def _keep(self, content: Any) -> None:
+        """Let this be what is kept of the key."""
+        column = self._column
+        record = column.record
+        if record.written is not column.epoch:
+            record = column.claim(content)
+        record.held = content
 
     # ------------------------------------------------------------------------------------------------------ values
 
@@ -201,6 +203,7 @@ class ValueState(KeyedState):
 
     def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         super().__init__(type, ttl=ttl, ttl_update=ttl_update)
+        self._low, self._high = integer_range(self.types[0])
 
     @property
     def value(self) -> Any:
@@ -209,37 +212,50 @@ class ValueState(KeyedState):
         Raises:
             UserCodeError: set to something that the declared type cannot hold.
         """
-        kept = self._table.get(self._cursor.key)
+        kept = self._column.record.held
         if self._ttl is None or kept is None:
             return kept
         if not self._alive(kept):
             return None
         if self._ttl.on_read:
-            self._table.put(self._cursor.key, self._stamp(kept[0]))
+            self._keep(self._stamp(kept[0]))
         return kept[0]
 
     @value.setter
     def value(self, value: Any) -> None:
         if value is None:
-            self.clear()
+            self._column.vacate()
             return
-        try:
-            checked = self._checks[0](value)
-        except MISFITS:
-            raise self._misfit(value) from None
-        self._table.put(self._cursor.key, checked if self._ttl is None else self._stamp(checked))
+        if value.__class__ is int and self._low <= value <= self._high:  # what most states hold, without a call
+            kept = value
+        else:
+            try:
+                kept = self._checks[0](value)
+            except MISFITS:
+                raise self._misfit(value) from None
+        if self._ttl is not None:
+            kept = self._stamp(kept)
+        column = self._column
+        record = column.record
+        if record.written is not column.epoch:
+            record = column.claim(kept)
+        record.held = kept
 
     def get(self, default: Any = None) -> Any:
         """The value, or ``default``."""
-        value = self._table.get(self._cursor.key) if self._ttl is None else self.value
+        value = self._column.record.held if self._ttl is None else self.value
         return default if value is None else value
 
     def get_many(self, keys: Sequence[Hashable], default: Any = None) -> list[Any]:
         """The values of many keys (those of ``ctx.group(batch)``), ``default`` for a key without."""
         if self._ttl is None:
             return [default if value is None else value for value in self._table.get_many(keys)]
-        with self._cursor.kept():
-            return [self.get(default) for self._cursor.key in keys]
+        found: list[Any] = []
+        with self._records.kept():
+            for key in self._records.bare(keys):
+                self._records.bind(key)
+                found.append(self.get(default))
+        return found
 
     def put_many(self, keys: Sequence[Hashable], values: Any) -> None:
         """Set many keys at once; a null clears its key.
@@ -254,16 +270,16 @@ class ValueState(KeyedState):
         checked = self._checked_many(values)
         if len(checked) != len(keys):
             raise UserCodeError(f"state {self.name!r}: {len(checked)} values for {len(keys)} keys")
-        if self._ttl is None and None not in checked:
-            self._table.put_many(keys, checked)
-            return
-        put, stamp, cursor = self._table.put, self._stamp, self._cursor
-        with cursor.kept():
-            for cursor.key, value in zip(keys, checked, strict=True):
+        with self._records.kept():
+            if self._ttl is None and None not in checked:
+                self._table.put_many(keys, checked)
+                return
+            for key, value in zip(self._records.bare(keys), checked, strict=True):
+                self._records.bind(key)
                 if value is None:
                     self.clear()
                 else:
-                    put(cursor.key, stamp(value))
+                    self._keep(self._stamp(value))
 
     def stored(self, value: Any) -> Any:
         return value if self._ttl is None else unstamped(value)
@@ -307,10 +323,7 @@ class ReducingState(ValueState):
         """
         checked = self._checked(value)
         before = self.value
-        self._table.put(
-            self._cursor.key,
-            self._stamp(checked if before is None else self._checked(self._reduce(before, checked))),
-        )
+        self._keep(self._stamp(checked if before is None else self._checked(self._reduce(before, checked))))
 
 
 class ListState(KeyedState):
@@ -338,12 +351,17 @@ class ListState(KeyedState):
         Raises:
             UserCodeError: the declared type cannot hold it.
         """
-        kept = self._checked(value)
+        try:
+            kept = self._checks[0](value)
+        except MISFITS:
+            raise self._misfit(value) from None
         if self._ttl is not None:
             kept = self._stamp(kept)
-        values = self._table.own(self._cursor.key)
+        column = self._column
+        record = column.record
+        values = record.held if record.written is column.epoch else column.owned()
         if values is None:
-            self._table.put(self._cursor.key, [kept])
+            self._keep([kept])
         else:
             values.append(kept)
 
@@ -356,7 +374,7 @@ class ListState(KeyedState):
         """Exactly these values; none clears the list."""
         kept = [self._stamp(self._checked(value)) for value in values]
         if kept:
-            self._table.put(self._cursor.key, kept)
+            self._keep(kept)
         else:
             self.clear()
 
@@ -364,8 +382,8 @@ class ListState(KeyedState):
         return iter(self._values())
 
     def __len__(self) -> int:
-        kept = self._table.get(self._cursor.key) or ()
-        return len(kept) if self._ttl is None else len(self._unexpired(kept, self._cursor.now_ms()))
+        kept = self._column.record.held or ()
+        return len(kept) if self._ttl is None else len(self._unexpired(kept, self._now_ms()))
 
     def __getitem__(self, index: int) -> Any:
         return self._values()[index]
@@ -374,12 +392,12 @@ class ListState(KeyedState):
         return value if self._ttl is None else [unstamped(v) for v in value]
 
     def _values(self) -> tuple[Any, ...]:
-        kept = self._table.get(self._cursor.key) or ()
+        kept = self._column.record.held or ()
         if self._ttl is None or not kept:
             return tuple(kept)
-        values = tuple(value for value, _ in self._unexpired(kept, self._cursor.now_ms()))
+        values = tuple(value for value, _ in self._unexpired(kept, self._now_ms()))
         if self._ttl.on_read and values:
-            self._table.put(self._cursor.key, [self._stamp(value) for value in values])
+            self._keep([self._stamp(value) for value in values])
         return values
 
     def _first_expiry(self, value: Any) -> int:
@@ -432,15 +450,23 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         """The value of a key of the map, or ``default``."""
         if self._ttl is not None:
             return super().get(key, default)
-        entries = self._table.get(self._cursor.key)
+        entries = self._column.record.held
         return default if entries is None else entries.get(key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key, value = self._checked(key, 0), None if value is None else self._checked(value, 1)
+        checks, which = self._checks, 0
+        try:
+            key, which = checks[0](key), 1
+            if value is not None:
+                value = checks[1](value)
+        except MISFITS:
+            raise self._misfit((key, value)[which], which) from None
         kept = value if self._ttl is None else self._stamp(value)
-        entries = self._table.own(self._cursor.key)
+        column = self._column
+        record = column.record
+        entries = record.held if record.written is column.epoch else column.owned()
         if entries is None:
-            self._table.put(self._cursor.key, {key: kept})
+            self._keep({key: kept})
             return
         if self._ttl is not None and key in entries and not self._alive(entries[key]):
             del entries[key]  # whether it was cleaned up already must not be seen in the order
@@ -471,14 +497,14 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         return dict(value) if self._ttl is None else {k: stamped(v) for k, v in value}
 
     def _entries(self) -> dict[Any, Any]:
-        return self._table.get(self._cursor.key) or {}
+        return self._column.record.held or {}
 
     def _live_entries(self) -> dict[Any, Any]:
         entries = self._entries()
-        return entries if self._ttl is None else self._unexpired(entries, self._cursor.now_ms())
+        return entries if self._ttl is None else self._unexpired(entries, self._now_ms())
 
     def _owned(self) -> dict[Any, Any]:
-        owned: dict[Any, Any] | None = self._table.own(self._cursor.key)
+        owned: dict[Any, Any] | None = self._column.owned()
         assert owned is not None
         return owned
 

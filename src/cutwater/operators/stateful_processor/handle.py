@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.states import Cursor, KeyedState
+from cutwater.operators.process.states import KeyedState
 from cutwater.operators.stateful_processor.spark_types import SparkSchema, TimeMode, arrow_schema
 from cutwater.operators.stateful_processor.states import (
     HostedList,
@@ -19,6 +19,7 @@ from cutwater.operators.stateful_processor.states import (
     HostedValue,
     StateDeclaration,
 )
+from cutwater.state.objects.records import Records
 from cutwater.state.objects.timers import PREFIX, Timers
 from cutwater.state.objects.ttl import TimeToLive
 
@@ -36,6 +37,9 @@ class _NoKeyYet(tuple[Hashable, ...]):
         )
 
 
+_NO_KEY_YET = _NoKeyYet()
+
+
 class Handle:
     """``pyspark.sql.streaming.StatefulProcessorHandle``.
 
@@ -43,7 +47,7 @@ class Handle:
         user: name of the user's class, for messages.
         mode: which time there is.
         states: of the subtask, by name; ``None`` while the flow is built.
-        cursor: what the states are about.
+        records: of the subtask's states.
         timers: of the subtask, in the unit of ``mode``.
     """
 
@@ -52,12 +56,13 @@ class Handle:
         user: str,
         mode: TimeMode,
         states: Mapping[str, KeyedState] | None = None,
-        cursor: Cursor | None = None,
+        records: Records | None = None,
         timers: Timers | None = None,
     ) -> None:
         self._user, self._mode, self._states = user, mode, states
-        self._cursor = Cursor() if cursor is None else cursor
-        self._cursor.key = _NoKeyYet()
+        self._records = records
+        if records is not None:
+            records.unbind(_NO_KEY_YET)
         self._timers = Timers() if timers is None else timers
         self._hosted: dict[str, HostedState] = {}
         self.declared: dict[str, StateDeclaration] = {}
@@ -113,7 +118,7 @@ class Handle:
         self._check(asked)
         if self._states is None:
             state = asked.make()
-            state.attach(self._cursor)
+            state.unbind(_NO_KEY_YET)
         else:
             found = self._states.get(name)
             if found is None or found.stored_type != asked.make().stored_type:
@@ -176,7 +181,8 @@ class Handle:
 
     @property
     def _key(self) -> Any:
-        return self._cursor.key
+        assert self._records is not None  # timers are used while rows flow
+        return self._records.whole(self._records.key)
 
     def _time(self, time_ms: Any) -> int:
         if not self.running:

@@ -13,7 +13,7 @@ from cutwater.data.python_values import column_values
 from cutwater.data.rows import Row, event_times, shorten_value
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
-from cutwater.operators.base import Outputs
+from cutwater.operators.base import Context, Outputs
 from cutwater.operators.process.object_operator import TIMERS_PER_SLICE, ObjectOperator
 from cutwater.operators.row_output import RowBuilder, to_dicts, user_error
 from cutwater.operators.stateful_processor.handle import Handle
@@ -102,10 +102,14 @@ class ProcessorOperator(ObjectOperator):
         super().__init__(spec.key_fields, states, fires=fires, name=spec.user, handler="time mode")
         self._spec, self._processor, self._mode = spec, processor, spec.time_mode
         self._key_record = Record(pa.schema(spec.key_fields))
-        self._handle = Handle(spec.user, self._mode, self._states, self._cursor, self._timers[self._mode.domain])
         self._last_watermark = MIN_WATERMARK  # before the end of the input
         self._initialised: set[int] = set()  # key groups whose initial state was taken
         self._opened = False
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        timers = self._timers[self._mode.domain]
+        self._handle = Handle(self._spec.user, self._mode, self._states, self._records, timers)
 
     @abstractmethod
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
@@ -148,7 +152,7 @@ class ProcessorOperator(ObjectOperator):
 
     def _bind(self, key: Key) -> Key:
         """States and timers are about this key from now on; returns it as the processor sees it."""
-        self._cursor.key = key
+        self._records.bind(key[0] if self._records.single else key)
         return key if self._plain_keys else tuple(r(v) if r else v for r, v in zip(self._key_revives, key, strict=True))
 
     def _times(self, key: Key | None = None, timer: int | None = None) -> Any:
@@ -291,11 +295,15 @@ class RowProcessorOperator(ProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         groups = self._grouped(batch)
         make, call, keep = row_maker(self._record.names), self._processor.handleInputRows, self._made.extend
-        cursor, plain, differ = self._cursor, self._plain_keys, self._watermarks.differ
+        records, plain, differ = self._records, self._plain_keys, self._watermarks.differ
         times = self._times()
-        for index, (key, rows) in enumerate(zip(self._ahead(groups), groups.values(), strict=True)):
-            cursor.key = key
-            seen = key if plain else self._bind(key)
+        found = records.of(records.bare(list(groups)))
+        for index, ((key, rows), record) in enumerate(zip(groups.items(), found, strict=True)):
+            if plain and record is not None:
+                seen, records.key = key, key[0] if records.single else key
+                records.show(record)
+            else:
+                seen = self._bind(key)
             if differ:
                 times = self._times(key)
             try:
@@ -347,6 +355,7 @@ class PandasProcessorOperator(ProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         call, times = self._processor.handleInputRows, self._times()
         rows: list[Row] = []
+        self._records.begin()
         for index, (key, frame) in enumerate(self._frames(batch)):
             seen, row = self._bind(key), self._key_row(key)
             rows.append(row)

@@ -5,13 +5,14 @@ Segments that hold other columns, or types that do not convert, are a ``StorageE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from cutwater.data.python_values import column_values
 from cutwater.state.key_index import GroupIds
 from cutwater.state.objects.table import Chunk, FrozenObjects, FrozenRocksObjects, Key, KeyedObjects, RocksObjects
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
@@ -77,14 +78,21 @@ def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Ite
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
+def object_columns(
+    segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field, owned: range
+) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Bare keys and values that ``object_segments`` was given, as far as they lie in the owned key groups."""
+    for batch in keyed_rows(segments, pa.schema([*keys, value]), owned):
+        *of_keys, values = map(column_values, batch.columns)
+        yield of_keys[0] if len(of_keys) == 1 else list(zip(*of_keys, strict=True)), values
+
+
 def object_rows(
     segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field, owned: range
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Keys and values that ``object_segments`` was given, as far as it lies in the owned key groups."""
-    for batch in keyed_rows(segments, pa.schema([*keys, value]), owned):
-        yield from zip(
-            zip(*(c.to_pylist() for c in batch.columns[:-1]), strict=True), batch.columns[-1].to_pylist(), strict=True
-        )
+    """Keys and values that ``object_segments`` was given, as far as they lie in the owned key groups."""
+    for found, values in object_columns(segments, keys, value, owned):
+        yield from zip(zip(found, strict=True) if len(keys) == 1 else found, values, strict=True)
 
 
 def as_written(segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field) -> bool:
@@ -95,7 +103,7 @@ def as_written(segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.
 
 
 class RestoredObjects(Protocol):
-    """A state that a restore sets key by key."""
+    """A state that a restore fills."""
 
     @property
     def stored_type(self) -> pa.DataType:
@@ -105,8 +113,8 @@ class RestoredObjects(Protocol):
     @property
     def objects(self) -> KeyedObjects[Any]: ...
 
-    def restore(self, key: Key, stored: Any, /) -> None:
-        """Set a key to what a snapshot held of it."""
+    def restore(self, keys: Sequence[Hashable], stored: Iterable[Any], /) -> None:
+        """Set bare keys to what a snapshot held of them."""
         ...
 
 
@@ -139,12 +147,12 @@ def restore_objects(
         else:
             if segment.kind == "base" and segment.key_groups is not None:
                 state.objects.remove_groups(range(*segment.key_groups))
-            for key, content in object_rows([segment], keys, field, owned):
-                state.restore(key, content)
+            for part in object_columns([segment], keys, field, owned):
+                state.restore(*part)
         known = as_written([segment], keys, field) and known
     for name, state in states.items():
-        for key, content in object_rows(found.get(name, ()), keys, pa.field(value, state.stored_type), owned):
-            state.restore(key, content)
+        for part in object_columns(found.get(name, ()), keys, pa.field(value, state.stored_type), owned):
+            state.restore(*part)
     return found, known
 
 

@@ -113,7 +113,7 @@ class _Gone:
 
 
 _GONE: Final = _Gone()
-_NOTHING: History[Collection[Hashable]] = History(None, ())
+NOTHING_KNOWN: History[Collection[Hashable]] = History(None, ())
 
 
 class ObjectTable(Generic[V]):
@@ -176,7 +176,7 @@ class ObjectTable(Generic[V]):
             self._top.pop(key, None)
 
     def track(self, *, restored: bool = False) -> None:
-        self._log = Intervals(_joined, RESTORED if restored else None)
+        self._log = Intervals(joined_keys, RESTORED if restored else None)
         if restored:
             self._below.append(self._top)  # what changes from now on is above it
             self._top = {}
@@ -189,7 +189,7 @@ class ObjectTable(Generic[V]):
         if self._top or not self._below:
             self._below.append(self._top)
             self._top = {}
-        history = _NOTHING if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id, changed)
+        history = NOTHING_KNOWN if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id, changed)
         frozen = _FrozenTable(tuple(self._below), self._log, history)
         self._frozen.append(frozen)
         return frozen
@@ -236,10 +236,10 @@ class _FrozenTable(Generic[V]):
 
     @property
     def tracked(self) -> bool:
-        return self._history is not _NOTHING
+        return self._history is not NOTHING_KNOWN
 
     def changed(self, since: int) -> Mapping[Key, V | None] | None:
-        keys = _changed_keys(self._log, self._history, since)
+        keys = changed_keys(self._log, self._history, since)
         return None if keys is None else {key: self._get(key) for key in keys}
 
     def _get(self, key: Key) -> V | None:
@@ -252,20 +252,20 @@ class _FrozenTable(Generic[V]):
     def release(self) -> None:
         """The table may change these layers again."""
         self._layers = ()
-        self._history = _NOTHING
+        self._history = NOTHING_KNOWN
         self.released = True
 
 
-def _joined(first: Collection[Hashable], second: Collection[Hashable]) -> Collection[Hashable]:
+def joined_keys(first: Collection[Hashable], second: Collection[Hashable]) -> Collection[Hashable]:
     return {*first, *second}
 
 
-def _changed_keys(log: KeyLog | None, history: History[Collection[Hashable]], since: int) -> list[Key] | None:
+def changed_keys(log: KeyLog | None, history: History[Collection[Hashable]], since: int) -> list[Any] | None:
     """The keys that changed since a completed checkpoint; what changed before it is forgotten."""
     if log is None or (intervals := history.since(since)) is None:
         return None
     log.completed(since)
-    return list({cast(Key, key): None for interval in intervals for key in interval})
+    return list({key: None for interval in intervals for key in interval})
 
 
 def _items(layers: tuple[dict[Hashable, V | _Gone], ...]) -> Iterator[tuple[Key, V]]:
@@ -295,13 +295,27 @@ class _Size:
         self.keys = 0
 
 
-class RocksTable(NamedTuple):
-    """Layout of a table in a store: see ``StateBackend.objects``; its values may take ``memory_bytes`` of memory."""
+class ObjectLayout(NamedTuple):
+    """What the values of a state are.
 
-    key_types: Sequence[pa.DataType]
+    Args:
+        kind: Arrow type of the values as they are stored.
+        stored: makes of a value what Arrow takes.
+        revive: makes a value of what Arrow gives.
+        copy: makes a copy of a value that may then be changed in place; not needed for values that cannot change.
+    """
+
     kind: pa.DataType
     stored: Callable[[Any], Any]
     revive: Callable[[Any], Any]
+    copy: Callable[[Any], Any] | None = None
+
+
+class RocksTable(NamedTuple):
+    """Layout of a table in a store; its values may take ``memory_bytes`` of memory."""
+
+    key_types: Sequence[pa.DataType]
+    values: ObjectLayout
     max_parallelism: int
     memory_bytes: int
 
@@ -319,7 +333,7 @@ class RocksObjects(Generic[V]):
 
     def __init__(self, store: OrderedStore, table: RocksTable) -> None:
         self._store, self._table = store, table
-        self._keys, self._values = KeyPacker(table.key_types), Packer(table.kind)
+        self._keys, self._values = KeyPacker(table.key_types), Packer(table.values.kind)
         self._written: dict[Hashable, V | _Gone] = {}
         self._young: dict[Hashable, tuple[V | _Gone, int]] = {}
         self._old: dict[Hashable, tuple[V | _Gone, int]] = {}
@@ -386,12 +400,12 @@ class RocksObjects(Generic[V]):
     def track(self, *, restored: bool = False) -> None:
         self._flush()
         self._size.keys = self._puts
-        self._log = Intervals(_joined, RESTORED if restored else None)
+        self._log = Intervals(joined_keys, RESTORED if restored else None)
         self._changed = set()
 
     def freeze(self, checkpoint_id: int | None = None) -> FrozenRocksObjects[V]:
         self._flush()
-        history = _NOTHING
+        history = NOTHING_KNOWN
         if self._log is not None and checkpoint_id is not None:
             history, self._changed = self._log.cut(checkpoint_id, self._changed), set()
         return FrozenRocksObjects(self._store.snapshot(), self._table, self._number, self._size, self._log, history)
@@ -426,7 +440,7 @@ class RocksObjects(Generic[V]):
     def _entry(self, packed: bytes | None) -> tuple[V | _Gone, int]:
         if packed is None:
             return _GONE, _ENTRY_BYTES
-        return self._table.revive(self._values.unpack(packed)), _ENTRY_BYTES + _OBJECT_FACTOR * len(packed)
+        return self._table.values.revive(self._values.unpack(packed)), _ENTRY_BYTES + _OBJECT_FACTOR * len(packed)
 
     def _keep(self, key: Hashable, entry: tuple[V | _Gone, int]) -> None:
         """As the youngest entry of the cache."""
@@ -448,7 +462,7 @@ class RocksObjects(Generic[V]):
         if not self._written:
             return
         written, self._written = self._written, {}
-        stored, pack, keep = self._table.stored, self._values.pack, self._keep
+        stored, pack, keep = self._table.values.stored, self._values.pack, self._keep
         writes: list[Write] = []
         size = 0
         for (key, value), place in zip(written.items(), self._placed(list(written)), strict=True):
@@ -494,24 +508,24 @@ class FrozenRocksObjects(Generic[V]):
 
     @property
     def tracked(self) -> bool:
-        return self._history is not _NOTHING
+        return self._history is not NOTHING_KNOWN
 
     def changed(self, since: int) -> Mapping[Key, V | None] | None:
-        if (keys := _changed_keys(self._log, self._history, since)) is None:
+        if (keys := changed_keys(self._log, self._history, since)) is None:
             return None
-        packer, unpack = KeyPacker(self._table.key_types), Packer(self._table.kind).unpack
+        packer, unpack = KeyPacker(self._table.key_types), Packer(self._table.values.kind).unpack
         found = self._snapshot.get_many(_places(keys, self._number, self._table, packer))
-        revive = self._table.revive
+        revive = self._table.values.revive
         return {k: None if v is None else revive(unpack(v)) for k, v in zip(keys, found, strict=True)}
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], V]]:
         """Key and value of everything, in no particular order."""
         for chunk in self.chunks():
-            yield from zip(chunk.keys, map(self._table.revive, chunk.values), strict=True)
+            yield from zip(chunk.keys, map(self._table.values.revive, chunk.values), strict=True)
 
     def chunks(self) -> Iterator[Chunk]:
         """Everything in the order of the key groups, in pieces that fit in memory."""
-        unpack_key, unpack = KeyPacker(self._table.key_types).unpack, Packer(self._table.kind).unpack
+        unpack_key, unpack = KeyPacker(self._table.key_types).unpack, Packer(self._table.values.kind).unpack
         following = two_bytes(int.from_bytes(self._number, "big") + 1)
         chunk, size, count = Chunk([], [], []), 0, 0
         for place, packed in self._snapshot.items(self._number, following):
@@ -529,7 +543,7 @@ class FrozenRocksObjects(Generic[V]):
     def release(self) -> None:
         """The database may forget what only this instant had."""
         self._snapshot.release()
-        self._history = _NOTHING
+        self._history = NOTHING_KNOWN
 
 
 def _places(keys: Sequence[Key], number: bytes, table: RocksTable, packer: KeyPacker) -> list[bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import heapq
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from cutwater.errors import UserCodeError
@@ -169,11 +169,12 @@ class TimerService:
       due while the job was down fire after the restore.  One that is not due when a bounded input ends does not fire.
     """
 
-    def __init__(self, event: Timers, processing: Timers, function: object, fires: bool) -> None:
+    def __init__(
+        self, event: Timers, processing: Timers, function: object, fires: bool, key: Callable[[], Key]
+    ) -> None:
         self._event, self._processing = event, processing
         self._function, self._fires = function, fires
-        self.key: Key = ()
-        """The key that the next calls are about."""
+        self._key = key
 
     def register_event(self, time: int | dt.datetime) -> None:
         """Fire when the watermark reaches ``time``: microseconds since the epoch, or a datetime (UTC if without zone).
@@ -182,7 +183,7 @@ class TimerService:
             UserCodeError: not a time, or the function has no ``on_timer``.
         """
         self._check()
-        self._event.register(self.key, _event_time_us(time))
+        self._event.register(self._key(), _event_time_us(time))
 
     def register_processing(self, time_ms: int) -> None:
         """Fire when the processing time reaches ``time_ms``, milliseconds since the epoch.
@@ -191,19 +192,19 @@ class TimerService:
             UserCodeError: not a time, or the function has no ``on_timer``.
         """
         self._check()
-        self._processing.register(self.key, _whole(time_ms))
+        self._processing.register(self._key(), _whole(time_ms))
 
     def delete_event(self, time: int | dt.datetime) -> bool:
         """Forget an event-time timer; false if there is none at that time."""
-        return self._event.delete(self.key, _event_time_us(time))
+        return self._event.delete(self._key(), _event_time_us(time))
 
     def delete_processing(self, time_ms: int) -> bool:
         """Forget a processing-time timer; false if there is none at that time."""
-        return self._processing.delete(self.key, _whole(time_ms))
+        return self._processing.delete(self._key(), _whole(time_ms))
 
     def registered(self, domain: TimerDomain) -> list[int]:
         """When the timers of the key are due, in order: microseconds for "event", milliseconds for "processing"."""
-        return (self._event if domain == EVENT else self._processing).times(self.key)
+        return (self._event if domain == EVENT else self._processing).times(self._key())
 
     def _check(self) -> None:
         if not self._fires:

@@ -143,7 +143,7 @@ def compare(case: str, rows: list[pa.RecordBatch], rounds: int, interval_s: floa
     size: dict[str, int] = {}
     for round in range(rounds + 1):
         for who in seconds:
-            folder = Path(tempfile.mkdtemp(dir=Path.cwd())) / "out"
+            folder = Path(tempfile.mkdtemp(prefix="cutwater-bench-")) / "out"
             before, started = _written(), time.perf_counter()
             if who == "cutwater":
                 cutwater(folder, case, rows, interval_s)
@@ -178,7 +178,7 @@ def many_parts(parts: int, rounds: int) -> dict[str, Any]:
     committed: list[float] = []
     batch = batches(100)[0]
     for _ in range(rounds):
-        folder = Path(tempfile.mkdtemp(dir=Path.cwd())) / "out"
+        folder = Path(tempfile.mkdtemp(prefix="cutwater-bench-")) / "out"
         sink = FileSink(str(folder), roll_rows=100, roll_interval_ms="1h")
         writer, committer = sink.writer(SCHEMA, Identity(), []), sink.committer(SCHEMA, "uid", "out")
         for _ in range(parts):

@@ -22,6 +22,7 @@ from state_backends import STORES
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.state.disk.rocks import OrderedStore, RocksStore, require_rocksdb
+from cutwater.state.objects import memory_records
 from cutwater.state.objects.memory_records import MemoryRecords
 from cutwater.state.objects.table import (
     FrozenObjects,
@@ -138,6 +139,42 @@ class MemoryColumns(Tables):
     @rule()
     def another_freeze(self) -> None:
         self.behind.objects.freeze().release()
+
+
+def test_where_freezes_overlap_for_ever_nothing_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_records, "_VACATED_KEYS", 16)
+    monkeypatch.setattr(memory_records, "_MOST_LAYERS", 2)
+    records = MemoryRecords([None, list], single=True)
+    column = records.columns[1].objects
+    model: dict[tuple[int, ...], list[int]] = {}
+    frozen: list[tuple[FrozenObjects[list[int]], dict[tuple[int, ...], list[int]]]] = []
+    for epoch in range(300):
+        records.begin()
+        for number in range(10):
+            column.put((10 * epoch + number,), model.setdefault((10 * epoch + number,), [epoch]))
+            if epoch >= 3:
+                column.remove((10 * (epoch - 3) + number,))
+                del model[(10 * (epoch - 3) + number,)]
+        column.put((-1,), [epoch])
+        model[(-1,)] = [epoch]
+        frozen.append((column.freeze(epoch), copy.deepcopy(model)))
+        if len(frozen) > 2:
+            oldest, expected = frozen.pop(0)
+            assert dict(oldest.items()) == expected
+            oldest.release()
+        assert {key: column.get(key) for key in model} == model
+    saved = [part for _, part in records.columns[1]._saved_earlier]
+    assert sum(map(len, records.layers())) < 150
+    assert sum(map(len, saved)) < 150
+    depth, before = 0, records.find(-1).next.before
+    while hasattr(before, "before"):
+        depth, before = depth + 1, before.before
+    assert depth < 5
+    for epoch in range(300, 330):
+        column.put((10 * epoch,), [epoch])
+        frozen.append((column.freeze(epoch), {}))
+        frozen.pop(0)[0].release()
+    assert len(records.layers()) < 6
 
 
 @cache

@@ -6,11 +6,13 @@ freeze; a list or map that is to be changed in place is copied then.  Whoever re
 aside wherever the record is newer.
 
 A dict may get no keys and lose none while another thread goes through it.  So new keys go to a dict on top as long as
-somebody reads, and keys without anything stay until nobody does.
+somebody reads, and keys without anything stay until nobody does.  Where checkpoints overlap somebody always does: then
+dicts are replaced by others now and then, and what was set aside goes as soon as its last reader has gone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
@@ -32,6 +34,8 @@ V_co = TypeVar("V_co", covariant=True)
 
 _VACATED_KEYS: Final = 1024
 """Keys without anything that wait to be removed."""
+_MOST_LAYERS: Final = 8
+"""Dicts below the top: each is one more to look into for a new key."""
 _SAVED_RECORDS: Final = 2048
 """Records of a column that forget in one slice what nobody reads any more."""
 
@@ -112,6 +116,11 @@ class MemoryRecords(Records):
         if self._top:
             self._below.append(self._top)
             self._top = {}
+        if len(self._vacated) > max(_VACATED_KEYS, sum(map(len, self._below)) // 2):
+            self._replace_all()
+        elif len(self._below) > _MOST_LAYERS:
+            base, *others = sorted(self._below, key=len, reverse=True)
+            self._below = [base, _joined(others)]
         return tuple(self._below)
 
     def settle(self, most_vacated: int = _VACATED_KEYS) -> None:
@@ -127,6 +136,14 @@ class MemoryRecords(Records):
         if len(self._vacated) > most_vacated:
             self._sweep()
 
+    def _replace_all(self) -> None:
+        """Go on with another dict, of the keys that have anything; who reads now has the dicts of before."""
+        top = self._top
+        self._below, self._top = [], _joined(self._below)
+        self._top.update(top)
+        self._sweep()
+        self._below, self._top = [self._top], {}
+
     def _sweep(self) -> None:
         """Remove keys without anything."""
         vacated, self._vacated, top = self._vacated, [], self._top
@@ -138,6 +155,14 @@ class MemoryRecords(Records):
                 del top[key]
                 if first is self._columns[0].record:
                     self.show(NOTHING)
+
+
+def _joined(layers: Sequence[dict[Hashable, KeyRecord]]) -> dict[Hashable, KeyRecord]:
+    """A dict of its own, of all keys."""
+    joined: dict[Hashable, KeyRecord] = {}
+    for layer in layers:
+        joined.update(layer)
+    return joined
 
 
 class MemoryColumn(StateColumn[V]):
@@ -157,7 +182,8 @@ class MemoryColumn(StateColumn[V]):
         self._count = 0
         self._frozen: list[_FrozenColumn[V]] = []
         self._oldest = self._newest = 0  # epochs whose end somebody may read; 0: there is none
-        self._saved: list[KeyRecord] = []  # records with something ``before``
+        self._saved: list[KeyRecord] = []  # records that got something ``before`` in this epoch
+        self._saved_earlier: deque[tuple[int, list[KeyRecord]]] = deque()  # by epoch
         self._touched: list[Hashable] | None = None
         self._log: KeyLog | None = None
 
@@ -192,7 +218,13 @@ class MemoryColumn(StateColumn[V]):
         if held is None:
             self._count += 1
         if written <= self._newest:
-            record.before = held if written <= self._oldest else _Earlier(held, written, record.before)
+            if written <= self._oldest:
+                record.before = held
+            else:
+                before, oldest = record.before, self._oldest
+                if type(before) is _Earlier and before.written <= oldest:
+                    before = before.held  # nobody reads what was before that
+                record.before = _Earlier(held, written, before)
             self._saved.append(record)
         record.written = self.epoch
         if self._touched is not None:
@@ -289,6 +321,7 @@ class MemoryColumn(StateColumn[V]):
         frozen = _FrozenColumn[V](layers, *shape, self._count, self._log, history)
         self._frozen.append(frozen)
         self._oldest, self._newest = self._frozen[0].epoch, self.epoch
+        self._save_apart()
         self._begin(self.epoch + 1)
         return frozen
 
@@ -298,11 +331,26 @@ class MemoryColumn(StateColumn[V]):
             self._frozen = [frozen for frozen in self._frozen if not frozen.released]
             self._oldest = self._frozen[0].epoch if self._frozen else 0
             self._newest = self._frozen[-1].epoch if self._frozen else 0
-        if self._saved and not self._frozen:
-            for record in self._saved[-_SAVED_RECORDS:]:
-                record.before = None
-            del self._saved[-_SAVED_RECORDS:]
+        if not self._frozen:
+            self._save_apart()
+        unread, most = self._oldest or self.epoch, _SAVED_RECORDS
+        while most > 0 and self._saved_earlier and self._saved_earlier[0][0] <= unread:
+            records = self._saved_earlier[0][1]
+            for record in records[-most:]:
+                if record.written <= unread:  # else it was set aside once more
+                    record.before = None
+            left = max(0, len(records) - most)
+            most -= len(records) - left
+            del records[left:]
+            if not records:
+                self._saved_earlier.popleft()
         return bool(self._frozen)
+
+    def _save_apart(self) -> None:
+        """What was set aside in this epoch can go when nobody reads an earlier one."""
+        if self._saved:
+            self._saved_earlier.append((self.epoch, self._saved))
+            self._saved = []
 
 
 class _FrozenColumn(Generic[V_co]):

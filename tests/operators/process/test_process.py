@@ -1,6 +1,7 @@
 """Process functions: state per key, snapshots while it changes, rescaling, and errors that name the row."""
 
 import datetime as dt
+import pickle
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
@@ -241,3 +243,25 @@ def test_a_state_is_declared_with_a_type() -> None:
         with pytest.raises(BuildError):
             wrong()
     assert isinstance(Ledger.__dict__["total"], KeyedState)
+
+
+def test_a_class_of_a_script_travels_as_its_declaration() -> None:
+    """A class that no worker can import goes to them with its states, of which none holds anything."""
+
+    class Counting(ProcessFunction):
+        total = ValueState("long", ttl="1h")
+        seen = ListState("long")
+
+        def process(self, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+            yield row
+
+    Counting.total.bind("a")
+    Counting.total.value = 1
+    Counting.seen.bind("a")
+    found = pickle.loads(cloudpickle.dumps(Counting))
+    total, seen = vars(found)["total"], vars(found)["seen"]
+    total.bind("a")
+    seen.bind("a")
+    assert (total.name, total.value, list(seen)) == ("total", None, [])
+    total.value = 7
+    assert total.value == 7

@@ -21,6 +21,8 @@ from cutwater.state.objects.records import Records
 from cutwater.state.objects.table import KeyedObjects, ObjectLayout
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type, unstamped
 
+_OF_A_SUBTASK = frozenset({"_records", "_column", "_table", "_now_ms", "_expiries"})
+"""Attributes of a state that hold what is kept of keys."""
 VALUE = "__value"
 """Column of a state's segments that holds the content of a key."""
 
@@ -44,6 +46,14 @@ class KeyedState(DeclaredState):
     def __init__(self, *types: str | pa.DataType, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         super().__init__(*types)
         self._ttl = None if ttl is None else TimeToLive(ttl, ttl_update)
+        self._empty()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The declaration, which goes to the workers with the program."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_SUBTASK}
+
+    def __setstate__(self, declaration: dict[str, Any]) -> None:
+        self.__dict__.update(declaration)
         self._empty()
 
     def _empty(self) -> None:

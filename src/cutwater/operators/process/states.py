@@ -53,7 +53,7 @@ class KeyedState(DeclaredState):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_A_SUBTASK}
 
     def __setstate__(self, declaration: dict[str, Any]) -> None:
-        self.__dict__.update(declaration)
+        vars(self).update(declaration)
         self._empty()
 
     def _empty(self) -> None:

@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.workload import PARALLELISM, WrongResultError
 
-ROWS = {"json": 36_000_000, "csv": 60_000_000, "parquet": 170_000_000}
+ROWS = {"json": 60_000_000, "csv": 75_000_000, "parquet": 190_000_000}
 """Enough for five checkpoints on the machine of the documents."""
 FILES = 8
 Windows = Callable[[], pl.DataFrame]

@@ -107,7 +107,7 @@ class StateBackend:
         return None if self._store is None else SortedRows(self._store, schema)
 
     def records(self, key_types: Sequence[pa.DataType], layouts: Sequence[ObjectLayout]) -> Records:
-        """Python values by key, none yet, of several states; see there for the layouts."""
+        """The Python values of several states by key, none yet; ``layouts`` says of each state what its values are."""
         single = len(key_types) == 1
         if self._store is None:
             return MemoryRecords([layout.copy for layout in layouts], single=single)

@@ -378,7 +378,8 @@ def _spans(offsets: Words, data: npt.NDArray[np.uint8], kind: pa.DataType) -> pa
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not large and len(data) > _MOST_SMALL_BYTES:
         raise DataError(
-            f"{len(data)} bytes of keys do not fit one column of {kind}", hint="Cast the key to a large type."
+            f"{len(data)} bytes of keys do not fit one column of {kind}",
+            hint="Cast the key column to large_string or large_binary.",
         )
     places = pa.py_buffer(offsets if large else offsets.astype(np.int32))
     return pa.Array.from_buffers(kind, len(offsets) - 1, [None, places, pa.py_buffer(data)])

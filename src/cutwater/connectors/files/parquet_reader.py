@@ -308,8 +308,8 @@ class ParquetReader:
 
     def _batches_of(self, groups: range) -> Iterator[pa.RecordBatch]:
         chunks = [self._file.parquet.metadata.row_group(g) for g in groups]
-        rows = max(1, sum(group.num_rows for group in chunks))
-        total = sum(group.column(c).total_uncompressed_size for group in chunks for c in self._places())
+        rows, places = max(1, sum(group.num_rows for group in chunks)), self._places()
+        total = sum(group.column(c).total_uncompressed_size for group in chunks for c in places)
         fitting = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
         # Equal shares of a row group, or whole ones: rows of two that have dictionaries of their own come in pieces.
         largest = max((group.num_rows for group in chunks if group.num_rows), default=1)

@@ -245,7 +245,7 @@ class ValueState(KeyedState):
                 raise self._misfit(value) from None
         if self._ttl is not None:
             kept = self._stamp(kept)
-        column = self._column
+        column = self._column  # as ``_keep``, without a call: this is what most functions do with most rows
         record = column.record
         if record.written is not column.epoch:
             record = column.claim(kept)

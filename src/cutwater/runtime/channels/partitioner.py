@@ -67,6 +67,7 @@ class HashPartitioner:
         self._owners = np.array(owners, np.int32)
         self._one_word = len(keys) == 1 and is_word_key(schema.field(keys[0]).type)
         self._last: tuple[pa.Array, npt.NDArray[np.int32]] | None = None
+        """The dictionary of keys that came last, and the target of each of its values."""
         self._targets = np.empty(0, np.int32)
         self._places = np.empty(0, np.int64)
 

@@ -104,12 +104,74 @@ def test_files_hold_what_polars_makes_of_any_time() -> None:
     assert b"".join(CsvParts().text(rows.schema, rows)) == into.getvalue()
 
 
-@pytest.mark.parametrize("parts", [JsonParts(), CsvParts()], ids=repr)
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Oslo")])
+MORE = pa.map_(pa.string(), pa.list_(pa.timestamp("ms", "UTC")))
+NESTED = pa.list_(pa.struct({"at": pa.timestamp("us"), "more": MORE}))
+
+
+def test_times_in_lists_structs_and_maps_are_written_as_polars_writes_them() -> None:
+    def row(n: int) -> list[object] | None:
+        entry = {"at": n * 77_777_777, "more": [("a", [n, None]), ("b", None), ("c", [])]}
+        return [None, [], [entry, None], [{"at": None, "more": None}, entry]][n % 4]
+
+    far = [{"at": YEAR_10000_S * 1_000_000, "more": None}]
+    for numbers in (range(50), range(-50, 0)):
+        nested = pa.array([row(n) for n in numbers], NESTED)
+        days = pa.array([[n, None, -n] for n in numbers], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
+        for last in ([], [far]):  # what is left to Polars, all of it
+            table = pa.table({"n": pa.concat_arrays([nested, pa.array(last, NESTED)]), "other": [1] * (50 + len(last))})
+            table = table.append_column("d", pa.concat_arrays([days, pa.nulls(len(last), days.type)]))
+            frame = pl.from_arrow(table.slice(3))
+            assert isinstance(frame, pl.DataFrame)
+            assert b"".join(JsonParts().text(table.schema, table.slice(3))) == frame.write_ndjson().encode()
+
+
+def test_what_lies_under_a_null_does_not_count() -> None:
+    beyond, hidden = pa.array([2**63 - 1, 1]).cast(pa.timestamp("us")), pa.array([True, False])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), beyond, mask=hidden)
+    table = pa.table(
+        {
+            "list": lists,
+            "struct": pa.StructArray.from_arrays([beyond], ["x"], mask=hidden),
+            "both": pa.StructArray.from_arrays([lists.fill_null([1])], ["x"], mask=hidden),
+        }
+    )
+    first, second = map(json.loads, b"".join(JsonParts().text(table.schema, table)).splitlines())
+    assert first == {"list": None, "struct": None, "both": None}
+    at = "1970-01-01 00:00:00.000001"
+    assert second == {"list": [at], "struct": {"x": at}, "both": {"x": [at]}}
+    assert b"".join(JsonParts().text(table.schema, table.slice(1))).count(at.encode()) == 3
+
+
+BEYOND = "a time beyond the years -262143 to 262142"
+TOO_LATE: dict[pa.DataType, tuple[int, str]] = {
+    pa.timestamp("us"): (2**63 - 1, BEYOND),
+    pa.timestamp("ms", "UTC"): (2**63 - 1, BEYOND),
+    pa.timestamp("us", "Europe/Oslo"): (-(2**63), BEYOND),
+    pa.date32(): (2**31 - 1, BEYOND),
+    pa.date64(): (2**62 // 86_400_000 * 86_400_000, BEYOND),
+    pa.time32("s"): (86_400, "a time of day below 0 or beyond 24 hours"),
+    pa.time64("us"): (-1, "a time of day below 0 or beyond 24 hours"),
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "nested"),
+    [(CsvParts(), None), *((JsonParts(), nested) for nested in (None, "list", "struct", "map"))],
+)
+@pytest.mark.parametrize("kind", TOO_LATE, ids=str)
 def test_a_time_that_no_text_holds_is_an_error_that_names_its_column(
-    parts: JsonParts | CsvParts, kind: pa.DataType, capfd: pytest.CaptureFixture[str]
+    parts: JsonParts | CsvParts, kind: pa.DataType, nested: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = pa.table({"n": [1, 2], "at": pa.array([0, 2**63 - 1]).cast(kind)})
-    with pytest.raises(DataError, match=r"column 'at': a time beyond the years -262143 to 262142"):
+    value, what = TOO_LATE[kind]
+    at = pa.array([0, value], pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    ends, keys = pa.array([0, 1, 2], pa.int32()), pa.array(["a", "b"])
+    if nested == "list":
+        at = pa.ListArray.from_arrays(ends, at)
+    elif nested == "struct":
+        at = pa.StructArray.from_arrays([keys, at], ["key", "at"])
+    elif nested == "map":
+        at = pa.MapArray.from_arrays(ends, keys, at)
+    rows = pa.table({"n": [1, 2], "at": at})
+    with pytest.raises(DataError, match=f"column 'at': {what} cannot be written as text"):
         parts.text(rows.schema, rows)
     assert "panicked" not in capfd.readouterr().err

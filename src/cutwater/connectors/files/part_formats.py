@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 import xxhash
@@ -32,10 +31,6 @@ _ROW_GROUP_BYTES = 64 << 20
 _GZIP_LEVEL = 6
 """Arrow's own choice, 9, takes three times as long for a fiftieth fewer bytes."""
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
-_UTC = ("UTC", "Etc/UTC")
-_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_FIRST_S, _LAST_S = -8_334_601_228_800, 8_210_266_876_800
-"""The years that Polars' calendar has, in seconds since 1970."""
 _SUFFIXES = {None: "", "gzip": ".gz", "zstd": ".zst"}
 
 
@@ -271,7 +266,9 @@ class JsonParts(_TextParts):
     def text(self, schema: pa.Schema, rows: pa.Table) -> list[bytes]:
         import polars as pl
 
-        frame = cast("pl.DataFrame", pl.from_arrow(_with_time_texts(rows, " ", shorter=True)))
+        from cutwater.connectors.text.time_texts import TimeTexts
+
+        frame = cast("pl.DataFrame", pl.from_arrow(TimeTexts(" ", shorter=True).of_rows(rows)))
         coded = [_base64(pl.col(f.name), f.type).alias(f.name) for f in schema if _has_binary(f.type)]
         into = _Pieces()
         (frame.with_columns(coded) if coded else frame).write_ndjson(cast("IO[bytes]", into))
@@ -323,13 +320,15 @@ class CsvParts(_TextParts):
     def text(self, schema: pa.Schema, rows: pa.Table) -> list[bytes]:
         import polars as pl
 
+        from cutwater.connectors.text.time_texts import TimeTexts
+
         if rows.num_columns == 1 and rows.column(0).null_count:
             raise DataError(
                 f"column {schema.names[0]!r} is null, and a CSV row of nothing but a null is an empty line, which "
                 "readers skip",
                 hint="Fill the nulls, write a second column, or use format='json'.",
             )
-        frame = cast("pl.DataFrame", pl.from_arrow(_with_time_texts(rows, "T", shorter=False)))
+        frame = cast("pl.DataFrame", pl.from_arrow(TimeTexts("T", shorter=False).of_rows(rows)))
         zoned = [
             pl.col(name).dt.to_string("%Y-%m-%dT%H:%M:%S%.f%:z")
             for name, kind in frame.schema.items()
@@ -399,6 +398,8 @@ def _no_json(kind: pa.DataType) -> str | None:
         return "Write it as int64, for example the number of microseconds."
     if pt.is_union(kind):
         return "Cast the column to the type it should have."
+    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+        return "Cast the column to a list."
     if pt.is_map(kind) and not pt.is_string(kind.key_type):
         return "The names in a JSON object are strings: cast the keys, or write a list of structs."
     if pt.is_map(kind) and _has_binary(kind.item_type):
@@ -420,52 +421,6 @@ def _parts(kind: pa.DataType) -> list[pa.DataType]:
 
 def _has_binary(kind: pa.DataType) -> bool:
     return pt.is_binary(kind) or pt.is_fixed_size_binary(kind) or any(_has_binary(part) for part in _parts(kind))
-
-
-def _with_time_texts(rows: pa.Table, mark: str, *, shorter: bool) -> pa.Table:
-    """The rows with dates, and times without a zone or in UTC, as the texts that Polars makes of them, but sooner.
-
-    Args:
-        mark: between date and time; times with a zone have a ``T``.
-        shorter: fractions of a second have as many digits as they need; those of times with a zone always.
-
-    Raises:
-        DataError: a time that no text holds.
-    """
-    from cutwater.connectors.text.time_texts import date_texts, time_texts
-
-    for place, field in enumerate(rows.schema):
-        made: pa.Array | None = None
-        if pt.is_date32(field.type):
-            made = date_texts(_joined(rows.column(place)))
-        elif pt.is_timestamp(field.type) and field.type.tz is None:
-            made = time_texts(_joined(rows.column(place)), mark, shorter=shorter)
-        elif pt.is_timestamp(field.type) and field.type.tz in _UTC:
-            made = time_texts(_joined(rows.column(place)), "T", "+00:00", shorter=True)
-        if made is not None:
-            rows = rows.set_column(place, field.name, made)
-        elif pt.is_timestamp(field.type):
-            _check_years(field, rows.column(place))
-    return rows
-
-
-def _check_years(field: pa.Field, times: pa.ChunkedArray) -> None:
-    """Polars ends with a panic at times that its calendar does not hold.
-
-    Raises:
-        DataError: there is one.
-    """
-    a_second = _TICKS[field.type.unit]
-    ends = pc.call_function("min_max", [times.cast(pa.int64())]).as_py()
-    if ends["min"] is not None and (ends["min"] < _FIRST_S * a_second or ends["max"] >= _LAST_S * a_second):
-        raise DataError(
-            f"column {field.name!r}: a time beyond the years -262143 to 262142 cannot be written as text",
-            hint="Replace such values before the sink, or write the column as int64.",
-        )
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def _base64(column: pl.Expr, kind: pa.DataType) -> pl.Expr:

@@ -20,13 +20,12 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.machine import facts
+from benchmarks.row_times import SKIP_S, late_ms, told
 from cutwater.connectors.files.source import FileFormat
 
 __all__ = ["main"]
 
 RATE = 1_000
-SKIP_S = 2.0
-"""Rows at the beginning do not count: workers load what they need with the first ones."""
 LOOK_S = 0.002
 LOOKS = 50
 """Looks into the folder for each at the job's status."""
@@ -66,11 +65,9 @@ def run(scratch: Path, format: FileFormat, interval: str, seconds: float) -> Non
     job.await_termination(60)
     read = pl.read_parquet if format == "parquet" else pl.read_ndjson
     made = {name: read(out / name)["t"].to_numpy() for name in seen}
-    begin_ns = min(times.min() for times in made.values()) + SKIP_S * 1e9
-    late = np.concatenate([(seen[name] - times[times >= begin_ns]) / 1e6 for name, times in made.items()])
-    p50, p99 = np.percentile(late, [50, 99])
-    told = f"p50 {p50:.1f} ms  p99 {p99:.1f} ms  max {late.max():.1f} ms"
-    print(f"{format}, interval {interval}: {told}  ({len(late)} rows, {len(seen)} files)", flush=True)
+    began = np.concatenate(list(made.values()))
+    came = np.repeat([seen[name] for name in made], [len(times) for times in made.values()])
+    print(f"{format}, interval {interval}: {told(late_ms(began, came))}, {len(seen)} files", flush=True)
 
 
 def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.machine import facts
+from benchmarks.row_times import late_ms, told
 
 __all__ = ["main"]
 
@@ -86,12 +87,10 @@ def run(scratch: Path, seconds: float, files: int, *, keyed: bool, moved_in: boo
     written, came = np.concatenate([np.fromfile(path, np.int64).reshape(-1, 2) for path in out.iterdir()]).T
     if len(came) != number:
         raise SystemExit(f"{number} lines were written, {len(came)} came")
-    late = np.sort((came - written)[written >= written.min() + SKIP_S * 1e9])
     what = "a file moved in" if moved_in else f"a line in one of {files} files"
     name = f"{'keyed' if keyed else 'stateless'}, {what}"
-    p50, p99 = (late[int(len(late) * share)] / 1e6 for share in (0.5, 0.99))
     workers = " ".join(f"{share:.1%}" for share in shares[:-1])
-    print(f"{name}: p50 {p50:.1f} ms  p99 {p99:.1f} ms  max {late[-1] / 1e6:.1f} ms  ({len(late)} rows)", flush=True)
+    print(f"{name}: {told(late_ms(written, came))}", flush=True)
     print(f"  when nothing comes: workers {workers}, driver {shares[-1]:.1%} of a core", flush=True)
 
 

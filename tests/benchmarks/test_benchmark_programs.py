@@ -24,7 +24,7 @@ from benchmarks import network, nexmark, nexmark_check, nexmark_rows, report, tu
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
     *("checkpoint_cost", "checkpoint_phases", "large_state", "network", "nexmark", "nexmark_check", "nexmark_rows"),
-    *("report", "rescale", "tally", "window_work", "workload"),
+    *("report", "rescale", "row_times", "tally", "window_work", "workload"),
 )
 SHORT_RUNS = {
     "checkpoint_cost": ("",),
@@ -33,6 +33,7 @@ SHORT_RUNS = {
     "nexmark": ("cutwater q0", "cutwater q7"),
     "real_input": ("json", "csv", "parquet"),
     "windows": ("cutwater",),
+    "with_less": ("csv",),
 }
 FLINK_QUERIES = ROOT / "benchmarks" / "flink" / "Nexmark.java"
 

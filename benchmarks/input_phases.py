@@ -46,7 +46,7 @@ class Case:
         kind: ``json``, ``csv`` or ``parquet``.
         key: the column that rows are grouped by: a text (``page``) or an integer (``user``).
         columns: how many there are; five of them are used.
-        packed: ``gz`` or ``zst``.
+        packed: ``gz`` or ``zst``; of Parquet ``gz`` within the file instead of zstd.
         files: among how many the rows are dealt.
         share: of the rows that the others have.
     """
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def pattern(self) -> str:
-        return f"*.{self.kind}" + (f".{self.packed}" if self.packed else "")
+        return f"*.{self.kind}" + (f".{self.packed}" if self.packed and self.kind != "parquet" else "")
 
 
 CASES = {
@@ -77,12 +77,17 @@ CASES = {
     "json, zstd": Case("json", packed="zst"),
     "csv, gzip": Case("csv", packed="gz"),
     "csv, zstd": Case("csv", packed="zst"),
+    "parquet, gzip": Case("parquet", packed="gz"),
     "json, 10,000 files": Case("json", files=10_000),
     "csv, 10,000 files": Case("csv", files=10_000),
     "parquet, 10,000 files": Case("parquet", files=10_000),
+    "json, gzip, 10,000 files": Case("json", packed="gz", files=10_000),
+    "json, zstd, 10,000 files": Case("json", packed="zst", files=10_000),
+    "csv, gzip, 10,000 files": Case("csv", packed="gz", files=10_000),
+    "csv, zstd, 10,000 files": Case("csv", packed="zst", files=10_000),
 }
-LARGE = {"json, one file of 2 GB": Case("json", files=1), "csv, one file of 2 GB": Case("csv", files=1)}
-_LARGE_BYTES = {"json": 91, "csv": 50}
+LARGE = {f"{kind}, one file of 2 GB": Case(kind, files=1) for kind in ("json", "csv", "parquet")}
+_LARGE_BYTES = {"json": 91, "csv": 50, "parquet": 9.5}
 
 
 def make_files(folder: Path, case: Case, rows: int) -> int:
@@ -97,10 +102,12 @@ def make_files(folder: Path, case: Case, rows: int) -> int:
             frame = frame.with_columns(column if extra % 2 else pl.format("text {}", column).alias(column.name))
         path = folder / f"{number:05}.{case.kind}"
         if case.kind == "parquet":
-            frame.with_columns(pl.col("ts").dt.replace_time_zone("UTC")).write_parquet(path, row_group_size=250_000)
-        else:
-            texts = frame.with_columns(pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ"))
-            (texts.write_ndjson if case.kind == "json" else texts.write_csv)(path)
+            codec = "gzip" if case.packed == "gz" else "zstd"
+            zoned = frame.with_columns(pl.col("ts").dt.replace_time_zone("UTC"))
+            zoned.write_parquet(path, row_group_size=250_000, compression=codec)
+            continue
+        texts = frame.with_columns(pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ"))
+        (texts.write_ndjson if case.kind == "json" else texts.write_csv)(path)
         if case.packed:
             codec = "gzip" if case.packed == "gz" else "zstd"
             with pa.CompressedOutputStream(str(path) + f".{case.packed}", codec) as out:
@@ -313,7 +320,7 @@ def main() -> None:
     for name, case in cases.items():
         rows = int(asked.rows * case.share)
         if name in LARGE:
-            rows = 2_000_000_000 // _LARGE_BYTES[case.kind]
+            rows = int(2_000_000_000 / _LARGE_BYTES[case.kind])
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "in"
             folder.mkdir()

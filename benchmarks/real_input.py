@@ -1,11 +1,12 @@
 """A first job: events in eight files, a filter, counts and sums by page and minute, Parquet out, exactly-once.
 
-    python -m benchmarks.real_input [--rounds 5] [--quick] [--only json|csv|parquet]
+    python -m benchmarks.real_input [--rounds 5] [--quick] [--only json|csv|parquet] [--files 10000]
 
 Cutwater takes a checkpoint each second; Spark's micro-batches run with ``availableNow`` and their default batch, which
 is all files.  DuckDB computes the same from the same files with as many threads and keeps nothing: it stands for what
 the libraries can do.  A run is a whole call, from a warm session on, first row to last commit; the first of each
-warms it up and does not count.  Every window of every run is compared with DuckDB's.
+warms it up and does not count.  Every window of every run is compared with DuckDB's.  With ``--files`` there are so
+many, of 1,000 rows each.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from benchmarks.workload import PARALLELISM, WrongResultError
 ROWS = {"json": 60_000_000, "csv": 75_000_000, "parquet": 190_000_000}
 """Enough for five checkpoints on the machine of the documents."""
 FILES = 8
+FEW_ROWS = 1_000
+"""Of a file, where they are many."""
 Windows = Callable[[], pl.DataFrame]
 """Reads what a run wrote, which is no part of the run."""
 SCHEMA = "ts timestamp, user long, page string, kind string, cents long"
 _DUCKDB = "{ts:'TIMESTAMPTZ',user:'BIGINT',page:'VARCHAR',kind:'VARCHAR',cents:'BIGINT'}"
 
 
-def make_files(folder: Path, kind: str, rows: int) -> None:
+def make_files(folder: Path, kind: str, rows: int, files: int = FILES) -> None:
     """Events in the order of their times, a thousand pages, one kind in five counts."""
     rng = np.random.default_rng(1)
     folder.mkdir(parents=True)
-    share = rows // FILES
-    for number in range(FILES):
+    share = rows // files
+    for number in range(files):
         micros = (np.arange(share) + number * share) * 1_000
         frame = pl.DataFrame(
             {
@@ -51,7 +54,7 @@ def make_files(folder: Path, kind: str, rows: int) -> None:
                 "cents": rng.integers(1, 10_000, share),
             }
         )
-        path = folder / f"{number}.{kind}"
+        path = folder / f"{number:05}.{kind}"
         if kind == "parquet":
             frame.with_columns(pl.col("ts").dt.replace_time_zone("UTC")).write_parquet(path, row_group_size=250_000)
         else:
@@ -85,7 +88,7 @@ def with_spark(spark: Any, files: Path, kind: str, scratch: Path) -> tuple[Windo
     """One query; how to read its windows, and its batches."""
     from pyspark.sql import functions as fn
 
-    reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES)
+    reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", sum(1 for _ in files.iterdir()))
     if kind == "csv":
         reader = reader.option("header", "true")
     events = reader.format(kind).load(str(files)).withWatermark("ts", "10 seconds").where("kind <> 'view'")
@@ -126,14 +129,16 @@ ENGINES: dict[str, Callable[[Any, Path, str, Path], tuple[Windows, int]]] = {
 }
 
 
-def measure(spark: Any, kind: str, rows: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
+def measure(
+    spark: Any, kind: str, rows: int, rounds: int, folder: Path, number_of_files: int = FILES
+) -> list[dict[str, Any]]:
     """All runs over one format, the engines in turns.
 
     Raises:
         WrongResultError: a run has other windows.
     """
     files = folder / kind
-    make_files(files, kind, rows)
+    make_files(files, kind, rows, number_of_files)
     expected = with_duckdb(spark, files, kind, folder)[0]()
     runs: list[dict[str, Any]] = []
     for number in range(rounds + 1):
@@ -161,6 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round over a twentieth of the rows")
     parser.add_argument("--only", choices=list(ROWS))
+    parser.add_argument("--files", type=int, default=FILES, help="more than eight have 1,000 rows each")
     arguments = parser.parse_args()
     from cutwater.spark.session import session
 
@@ -171,10 +177,12 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as scratch:
         for kind in [arguments.only] if arguments.only else ROWS:
-            runs += measure(spark, kind, int(ROWS[kind] * share), rounds, Path(scratch))
+            rows = int(ROWS[kind] * share) if arguments.files == FILES else FEW_ROWS * arguments.files
+            runs += measure(spark, kind, rows, rounds, Path(scratch), arguments.files)
     data = {"machine": facts(), "rounds": rounds, "share": share, "runs": runs}
     report.OUT.mkdir(parents=True, exist_ok=True)
-    (report.OUT / "real_input.json").write_text(json.dumps(data, indent=1) + "\n")
+    name = "real_input" if arguments.files == FILES else "real_input_many_files"
+    (report.OUT / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
     print(report.real_input_table(data))
 
 

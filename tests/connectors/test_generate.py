@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.connectors.files.source import FileSource
@@ -139,3 +140,25 @@ def test_a_rate_that_is_none_is_refused_by_every_source_with_what_to_write(tmp_p
 
 def test_a_rate_may_be_any_kind_of_number() -> None:
     assert [rate(r).rate for r in (5, 0.5, np.int64(7), None)] == [5, 0.5, 7, None]
+
+
+@given(
+    partitions=st.integers(1, 4),
+    rows=st.none() | st.integers(0, 3_000),
+    start=st.sampled_from([0, 7]),
+    stripe_rows=st.sampled_from([1, 3, 256]),
+    reads=st.lists(st.sampled_from([1, 100, 256, 700, 3_000]), min_size=1, max_size=12),
+)
+@settings(max_examples=100, deadline=None)
+def test_numbers_of_many_stripes_at_once_are_those_of_one_stripe_after_the_other(
+    partitions: int, rows: int | None, start: int, stripe_rows: int, reads: list[int]
+) -> None:
+    """``rate`` makes its rows without a call for each of its short stripes; a function is asked for each."""
+    own = RateSource(None, rows=rows, partitions=partitions, start=start, stripe_rows=stripe_rows)
+    called = replace(own, fn=own.compute)
+    for split in own.discover():
+        at_once, one_by_one = own.open(split, None, Context()), called.open(split, None, Context())
+        for count in reads:
+            expected = one_by_one.read(count)
+            assert at_once.read(count) == expected
+            assert (at_once.position, at_once.exhausted) == (one_by_one.position, one_by_one.exhausted)

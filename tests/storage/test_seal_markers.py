@@ -145,7 +145,7 @@ REVERSALS = {
     ),
     "manifest": Reversal(
         load_manifest,
-        "(version == FORMAT_VERSION) != is_sealed(completed.digest)",
+        "(version in SEALED_VERSIONS) != is_sealed(completed.digest)",
         "False",
         lambda folder: test_a_manifest_whose_version_and_seal_do_not_agree_is_refused(folder, PLAIN, 4, PLAIN),
     ),

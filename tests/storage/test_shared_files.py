@@ -16,7 +16,7 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.reading import verify_checkpoint
 from cutwater.storage.snapshot.increments import MAX_DELTAS, Increments, extended, worth_extending
-from cutwater.storage.snapshot.manifest import FORMAT_VERSION, Entry
+from cutwater.storage.snapshot.manifest import KNOWN_VERSIONS, Entry
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import Retention, list_shared, shared_files
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, dumps_manifest, load_manifest, read_segment
@@ -208,7 +208,7 @@ def test_format_version_3_is_read_for_ever():
     (completed,) = JobLog(store, JOB).read().completed
     assert verify_checkpoint(store, JOB, completed).ok
     manifest = load_manifest(store, JOB, completed)
-    assert manifest.format_version == 3 < FORMAT_VERSION
+    assert manifest.format_version == 3 < max(KNOWN_VERSIONS)
     (entry,) = manifest.entries
     assert (entry.ungrouped, entry.key_groups) == ((1, 64), (0, 64))
     batch = read_segment(store, JOB, entry).batch

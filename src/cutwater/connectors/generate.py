@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
@@ -78,6 +79,13 @@ class RateSource:
         first = self.start + split.data * self.stripe_rows
         return _RateReader(self, split, first if position is None else position)
 
+    def numbered(self, value: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """The rows with these numbers, where there is no ``fn``."""
+        step_us = 1_000.0 if self.rate is None else 1e6 / self.rate
+        stamp = (value * step_us).astype(np.int64)
+        stamp += _FIRST_US
+        return pa.record_batch([pa.array(value), pa.array(stamp, _DEFAULT_SCHEMA.field(1).type)], _DEFAULT_SCHEMA)
+
     def compute(self, start: int, count: int) -> pa.RecordBatch:
         """The rows with these numbers, checked.
 
@@ -85,10 +93,7 @@ class RateSource:
             UserCodeError: ``fn`` failed, or gave other rows than it should.
         """
         if self.fn is None:
-            step_us = 1_000.0 if self.rate is None else 1e6 / self.rate
-            value = np.arange(start, start + count, dtype=np.int64)
-            stamp = _FIRST_US + (value * step_us).astype(np.int64)
-            return pa.record_batch([pa.array(value), pa.array(stamp, _DEFAULT_SCHEMA.field(1).type)], _DEFAULT_SCHEMA)
+            return self.numbered(np.arange(start, start + count, dtype=np.int64))
         batch = _call(self.fn, start, count)
         if batch.num_rows != count:
             raise UserCodeError(
@@ -130,6 +135,8 @@ class _RateReader:
         self._last = (position, position)
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
+        if self._source.fn is None:
+            return self._numbered(max_rows)
         parts: list[pa.RecordBatch] = []
         first = self._next
         while max_rows > 0 and not self.exhausted:
@@ -143,6 +150,41 @@ class _RateReader:
             return None
         self._last = (first, self._next)
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    def _numbered(self, max_rows: int) -> pa.RecordBatch | None:
+        """The next rows of all stripes that they lie in, at once: a stripe of ``rate`` has few."""
+        first, parts = self._next, [np.empty(0, np.int64)]
+        if max_rows > 0 and not self.exhausted:
+            count = min(max_rows, self._stripe_left())
+            parts.append(np.arange(first, first + count, dtype=np.int64))
+            self._advance(count)
+            max_rows -= count
+        stripes = self._whole_stripes(max_rows)
+        if stripes:
+            stripe_rows = self._source.stripe_rows
+            begins = self._next + np.arange(stripes, dtype=np.int64) * (stripe_rows + self._skip)
+            parts.append(np.add.outer(begins, np.arange(stripe_rows, dtype=np.int64)).ravel())
+            self._next += stripes * (stripe_rows + self._skip)
+            max_rows -= stripes * stripe_rows
+        if max_rows > 0 and not self.exhausted:
+            count = min(max_rows, self._stripe_left())
+            parts.append(np.arange(self._next, self._next + count, dtype=np.int64))
+            self._advance(count)
+        value = np.concatenate(parts)
+        if not len(value):
+            return None
+        self._last = (first, self._next)
+        return self._source.numbered(value)
+
+    def _whole_stripes(self, max_rows: int) -> int:
+        """How many stripes can be read whole from here, if a stripe begins here."""
+        source = self._source
+        if source.partitions == 1 or (self._next - source.start) % source.stripe_rows:
+            return 0
+        stripes = max_rows // source.stripe_rows
+        if self._end is None:
+            return stripes
+        return max(0, min(stripes, (self._end - self._next + self._skip) // (source.stripe_rows + self._skip)))
 
     @property
     def position(self) -> Json:

@@ -250,7 +250,7 @@ class World:
                 self._sent(place, reader.read(1, self.now_s))
             while self.rows[place]:
                 self.deliver(place)
-        splits = {i: [msgspec.json.encode(r) for r in reader.records()] for i, reader in enumerate(self.readers)}
+        splits = {i: [msgspec.json.encode(r) for r in reader.records().splits] for i, reader in enumerate(self.readers)}
         told = [InputTime(MAX_WATERMARK if self.ended[i] else self.watermark(i)) for i in range(self.parallelism)]
         frozen = self.operator.freeze(1)
         return Snapshot(splits, told, list(frozen.segments()), len(self.outputs))

@@ -229,7 +229,9 @@ def test_w4_unread_files_hold_time_at_their_first_rows_and_ordered_ones_at_the_n
             world.read(0)
             world.deliver(0)
         assert len(opened) <= looks
-        assert world.readers[0].records()[1].position is None, "windows came out before the second file was begun"
+        assert world.readers[0].records().splits[1].position is None, (
+            "windows came out before the second file was begun"
+        )
         world.run()
         assert world.late == []
 

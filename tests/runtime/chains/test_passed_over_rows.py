@@ -119,7 +119,7 @@ def test_time_goes_on_where_nothing_is_read_at_all(tmp_path: Path) -> None:
         watermarks.append(got.watermark)
     assert (reader.rows, reader.rows_passed_over) == (14, 56)
     assert watermarks[0] == ZERO + 13 * SECOND - 1
-    (record,) = reader.records()
+    (record,) = reader.records().splits
     assert (record.max_time, record.position, record.done) == (ZERO + 69 * SECOND, {"row": 70}, True)
 
 

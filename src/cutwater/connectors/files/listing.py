@@ -196,38 +196,72 @@ def list_files(paths: Sequence[str], *, may_be_empty: bool) -> list[FileEntry]:
     Raises:
         BuildError: a path is not there, or a directory is partitioned by a column.
     """
-    found: dict[str, FileEntry] = {}
-    for path in paths:
-        for file in _expand(path, may_be_empty):
-            try:
-                status = os.stat(file)
-            except FileNotFoundError:
-                continue  # gone between listing and looking: as if it had never been there
-            except OSError as e:
-                raise BuildError(f"files: cannot look at {file!r}: {e.strerror}") from e
-            found[file] = FileEntry(file, status.st_size, status.st_mtime_ns)
-    return [found[file] for file in sorted(found)]
+    found = {file for path in paths for file in expanded(path, may_be_empty=may_be_empty).files}
+    return [entry for file in sorted(found) if (entry := entry_of(file)) is not None]
 
 
-def _expand(path: str, may_be_empty: bool) -> Iterator[str]:
+def entry_of(file: str) -> FileEntry | None:
+    """A file as it is now; ``None`` if it is gone, as if it had never been there.
+
+    Raises:
+        BuildError: it cannot be looked at.
+    """
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise BuildError(f"files: cannot look at {file!r}: {e.strerror}") from e
+    return FileEntry(file, status.st_size, status.st_mtime_ns)
+
+
+class Expanded(NamedTuple):
+    """What a path stands for."""
+
+    files: list[str]
+    folders: dict[str, int] | None
+    """The folders that were listed for it, and the time of change of each before that, nanoseconds since the epoch;
+    ``None``: they alone do not tell what the path stands for."""
+
+
+def expanded(path: str, *, may_be_empty: bool) -> Expanded:
+    """The files behind a path, in no particular order.
+
+    Args:
+        may_be_empty: as of ``list_files``, whose errors it raises.
+    """
+    folders: dict[str, int] = {}
     if os.path.isdir(path):
-        yield from _walk(path)
-    elif os.path.exists(path):
-        yield path
-    elif glob.has_magic(path):
-        hits = [hit for hit in glob.glob(path, recursive=True) if _all_visible(hit, path)]
-        if not hits and not may_be_empty:
-            raise BuildError(f"files: nothing matches {path!r}", hint="Check the pattern and the working directory.")
-        for hit in hits:
-            if os.path.isdir(hit):
-                yield from _walk(hit)
-            else:
-                yield hit
-    else:
+        return Expanded(list(_walk(path, folders)), folders)
+    if os.path.exists(path):
+        return Expanded([path], None)
+    if not glob.has_magic(path):
         raise BuildError(f"files: there is no {path!r}", hint="Check the path; a directory to watch must exist.")
+    one_folder = os.path.dirname(path)
+    tells = not glob.has_magic(one_folder) and _stamp(one_folder, folders)
+    hits = [hit for hit in glob.glob(path, recursive=True) if _all_visible(hit, path)]
+    if not hits and not may_be_empty:
+        raise BuildError(f"files: nothing matches {path!r}", hint="Check the pattern and the working directory.")
+    files: list[str] = []
+    for hit in hits:
+        if os.path.isdir(hit):
+            files += _walk(hit, folders)
+        else:
+            files.append(hit)
+    return Expanded(files, folders if tells and "**" not in path else None)
 
 
-def _walk(directory: str) -> Iterator[str]:
+def _stamp(directory: str, folders: dict[str, int]) -> bool:
+    """Keep a folder's time of change; false if it has none."""
+    try:
+        folders[directory] = os.stat(directory).st_mtime_ns
+    except OSError:
+        return False
+    return True
+
+
+def _walk(directory: str, folders: dict[str, int]) -> Iterator[str]:
+    _stamp(directory, folders)
     try:
         entries = sorted(os.scandir(directory), key=lambda e: e.name)
     except FileNotFoundError:
@@ -241,7 +275,7 @@ def _walk(directory: str) -> Iterator[str]:
             yield entry.path
         else:
             _refuse_partition(entry.name, entry.path)
-            yield from _walk(entry.path)
+            yield from _walk(entry.path, folders)
 
 
 def _all_visible(hit: str, pattern: str) -> bool:

@@ -22,7 +22,14 @@ from cutwater.connectors.base import (
     earliest_of_first_row,
 )
 from cutwater.connectors.files.line_blocks import compression_of
-from cutwater.connectors.files.listing import FileEntry, absolute_paths, has_whole_line, list_files, marker_path
+from cutwater.connectors.files.listing import (
+    FileEntry,
+    absolute_paths,
+    entry_of,
+    has_whole_line,
+    list_files,
+    marker_path,
+)
 from cutwater.connectors.files.look_interval import LookInterval
 from cutwater.connectors.files.looked_into import SMALL_BYTES, LookedInto
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
@@ -30,6 +37,7 @@ from cutwater.connectors.files.row_group_filters import RowGroupFilters
 from cutwater.connectors.files.schemas import SchemaOrigin
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.connectors.files.text_reader import TextReader, first_block, text_splits
+from cutwater.connectors.files.watched_files import WatchedFiles
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 from cutwater.operators.row_filters import RowFilter
@@ -127,12 +135,14 @@ class FileSource:
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
         self._unsettled: dict[str, tuple[FileEntry, float]] = {}
+        self._watched = WatchedFiles(self.paths)
 
     def __repr__(self) -> str:
         return f"FileSource({', '.join(self.paths)!r}, format={self._format!r}, watch={self._watch})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_unsettled": {}, "_looked_into": LookedInto(self._dictionaries)}
+        fresh = {"_known": {}, "_unsettled": {}, "_watched": WatchedFiles(self.paths)}
+        return {**self.__dict__, **fresh, "_looked_into": LookedInto(self._dictionaries)}
 
     # ------------------------------------------------------------------------------------------------- the seam
 
@@ -218,11 +228,10 @@ class FileSource:
         began_s = time.perf_counter()
         # First the marker, then the files: what was renamed in before the marker is then seen for certain.
         ended = self._end_marker is not None and os.path.exists(self._end_marker)
-        entries = self._list()
-        if self._watch and not ended:
-            now_s = time.monotonic()
-            entries = [entry for entry in entries if self._settled(entry, now_s)]
-        splits = [split for entry in entries for split in self._splits(entry)]
+        if self._watch:
+            splits = self._look(ended)
+        else:
+            splits = [split for entry in self._list() for split in self._splits(entry)]
         self._complete = ended and (self._saw_end or not self._discovered)
         self._saw_end, self._discovered = ended, True
         self._looks.took(time.perf_counter() - began_s)
@@ -287,11 +296,35 @@ class FileSource:
         found = list_files(self.paths, may_be_empty=self._watch)
         return [entry for entry in found if entry.path != self._end_marker]
 
+    def _look(self, ended: bool) -> list[Split]:
+        """What of watched folders is to be read: files that are new, if they are settled, and those found before.
+
+        Whether these are as they were is seen in turns where they are many; their readers look, too.
+        """
+        watched, known, now_s = self._watched, self._known, time.monotonic()
+        files = watched.looks.look(anew=ended)
+        news = files is not watched.files
+        if news:
+            watched.files = files
+            watched.fresh = [file for file in files if file not in known and file != self._end_marker]
+        entries = [entry for file in watched.fresh if (entry := entry_of(file)) is not None]
+        for entry in watched.take_turn():
+            if entry.path in known:
+                self._splits(entry)
+        settled = [entry for entry in entries if ended or self._settled(entry, now_s)]
+        for entry in settled:
+            self._splits(entry)
+        if settled:
+            watched.fresh = [file for file in watched.fresh if file not in known]
+        if settled or news:
+            watched.splits = [split for file in files if file in known for split in known[file][1]]
+        return watched.splits
+
     def _settled(self, entry: FileEntry, now_s: float) -> bool:
         """True once the file may be taken: long unchanged by its own time, or by what was seen of it."""
-        if self._follow and entry.path not in self._known:
+        if self._follow:
             return has_whole_line(entry.path)
-        if entry.path in self._known or self._settle_ms == 0:
+        if self._settle_ms == 0:
             return True
         assert entry.mtime_ns is not None
         if time.time_ns() - entry.mtime_ns >= self._settle_ms * 1e6:

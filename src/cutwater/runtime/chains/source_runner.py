@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from cutwater.runtime.chains.kernels import highest_in_bound
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
 from cutwater.storage.snapshot.manifest import SplitRecord
+from cutwater.storage.snapshot.packed_splits import BLOCK_SPLITS, pack
 
 
 def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us: int) -> tuple[list[int], list[int]]:
@@ -114,13 +115,29 @@ class _Split:
     position: Any
     max_time: int
     done: bool
-    idle: bool = False
+    idle: bool
+    place: int
+    """Among those that the subtask was given."""
     reader: SplitReader | None = None
     retry_s: float = 0.0
     pause_s: float = 0.0
     """How long it was left alone the last time; 0: it had something to give."""
     quiet_since_s: float | None = None
     """It has had nothing to give since then."""
+
+    @property
+    def at_cut(self) -> SplitRecord:
+        """For a snapshot: the position is that of the next unread row."""
+        position = self.reader.position if self.reader else self.position
+        return SplitRecord(self.record.id, self.record.data, position, self.max_time, self.done, self.idle)
+
+
+class SplitRecords(NamedTuple):
+    """What a snapshot says of the splits of a subtask, in the order in which they were given to it."""
+
+    packed: list[bytes]
+    """Blocks of the first ones."""
+    splits: list[SplitRecord]
 
 
 @dataclass
@@ -149,6 +166,10 @@ class SourceRunner:
     rows_passed_over: int = 0
     """That were not read, since they fulfil no filter."""
     _splits: dict[str, _Split] = field(default_factory=dict[str, _Split])
+    _given: list[_Split] = field(default_factory=list[_Split])
+    """The same in order."""
+    _packed: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """Blocks of them for snapshots, as long as nothing changes in them."""
     _order: list[str] = field(default_factory=list[str])
     _dead: list[tuple[str, int, str, str]] = field(default_factory=list[tuple[str, int, str, str]])
     _tokens: float = 0.0
@@ -194,7 +215,9 @@ class SourceRunner:
         """More splits, with the position to read each from."""
         for s in splits:
             if s.id not in self._splits:
-                split = self._splits[s.id] = _Split(Split(s.id, s.data), s.position, s.max_time, s.done, s.idle)
+                split = _Split(Split(s.id, s.data), s.position, s.max_time, s.done, s.idle, len(self._given))
+                self._splits[s.id] = split
+                self._given.append(split)
                 self._admit(split)
                 if not s.done:
                     self._order.append(s.id)
@@ -221,14 +244,18 @@ class SourceRunner:
         self.no_more = True
         self._order.clear()
 
-    def records(self) -> list[SplitRecord]:
-        """Positions for the snapshot: the next unread row of each split."""
-        return [
-            SplitRecord(
-                s.record.id, s.record.data, s.reader.position if s.reader else s.position, s.max_time, s.done, s.idle
-            )
-            for s in self._splits.values()
-        ]
+    def records(self) -> SplitRecords:
+        """Positions for the snapshot: the next unread row of each split.
+
+        Blocks of splits that were not read since the last one are as they were then.
+        """
+        whole = len(self._given) // BLOCK_SPLITS
+        for block in range(whole):
+            if block not in self._packed:
+                first = block * BLOCK_SPLITS
+                self._packed[block] = pack([split.at_cut for split in self._given[first : first + BLOCK_SPLITS]])
+        packed = [self._packed[block] for block in range(whole)]
+        return SplitRecords(packed, [split.at_cut for split in self._given[whole * BLOCK_SPLITS :]])
 
     @property
     def exhausted(self) -> bool:
@@ -259,8 +286,17 @@ class SourceRunner:
         if self.rate is not None:
             need = min(max(self.rate * 0.001, 1.0), 1000.0)
             wait = max(0.0, (need - self._refill(now_s)) / self.rate)
-        retry = min(self._splits[i].retry_s for i in self._order)
-        return max(wait, retry - now_s)
+        return max(wait, self._retry_in_s(now_s))
+
+    def _retry_in_s(self, now_s: float) -> float:
+        """Seconds until one of the splits is to be asked; mostly it is the first."""
+        first = math.inf
+        for split in self._order:
+            retry_s = self._splits[split].retry_s
+            if retry_s <= now_s:
+                return 0.0
+            first = min(first, retry_s)
+        return first - now_s
 
     # ------------------------------------------------------------------------------------------------------ read
 
@@ -311,6 +347,7 @@ class SourceRunner:
     def _idles(self, split: _Split) -> Read:
         """The split had nothing to give for so long that it holds nobody back until it has."""
         split.idle = True
+        self._changed(split)
         self._times.idles(split.record.id)
         return Read(self._take_dead(), self._risen())
 
@@ -329,6 +366,7 @@ class SourceRunner:
     def restore_watermark(self, watermark: int) -> None:
         """Go on from a snapshot: the watermark never falls.  Called once, after the splits of then were assigned."""
         self._watermark = self._told = watermark
+        self._packed.clear()
         self._times = SplitTimes(self._bound_us, self._ordered)
         for split in self._splits.values():
             self._admit(split)
@@ -468,7 +506,12 @@ class SourceRunner:
         self._token_s = now_s
         return self._tokens
 
+    def _changed(self, split: _Split) -> None:
+        """What a snapshot says of the split is not what it said before."""
+        self._packed.pop(split.place // BLOCK_SPLITS, None)
+
     def _package(self, batch: pa.RecordBatch | None, split: _Split) -> Read | None:
+        self._changed(split)
         self._count_passed_over(split)
         dead = self._take_dead()
         if batch is not None and batch.num_rows:

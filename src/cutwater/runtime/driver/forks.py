@@ -30,6 +30,7 @@ from cutwater.storage.log_entries import Fork, Forked, HandedOver, Promoted
 from cutwater.storage.reading import open_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
+from cutwater.storage.snapshot.packed_splits import with_all_splits
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import joined, open_existing
@@ -265,7 +266,8 @@ def _same(own: SplitRecord, limit: ReadLimit) -> bool:
 
 def is_at_rest(manifest: Manifest, limits: Limits) -> bool:
     """True if a checkpoint holds exactly the effects of the rows before the limits, with none on its way."""
-    return not any(e.kind == CHANNEL_KIND for e in manifest.entries) and not not_reached(manifest, limits)
+    waiting = any(e.kind == CHANNEL_KIND for e in manifest.entries)
+    return not waiting and not not_reached(with_all_splits(manifest), limits)
 
 
 class Following:

@@ -29,6 +29,7 @@ class Splits:
 
     def __init__(self, plan: PhysicalPlan, discovered: dict[str, list[Split]]) -> None:
         self.plan, self._discovered = plan, discovered
+        self._ids = {step: {split.id for split in splits} for step, splits in discovered.items()}
         self._enumerators: dict[str, Enumerator] = {}
         self._times: dict[str, StepTimes] = {}
         self._ended: set[str] = set()
@@ -92,12 +93,14 @@ class Splits:
         """Splits just discovered (the last ones for ever if ``no_more``); what is new for each subtask."""
         if no_more:
             self._ended.add(step)
-        known = {s.id for s in self._discovered.setdefault(step, [])}
-        self._discovered[step] += [s for s in splits if s.id not in known]
+        known = self._ids.setdefault(step, set())
+        news = [split for split in splits if split.id not in known]
+        self._discovered.setdefault(step, []).extend(news)
+        known.update(split.id for split in news)
         enumerator = self._enumerators.get(step)
         if enumerator is None:
             return []
-        fresh = list(enumerate(enumerator.assign(splits)))
+        fresh = list(enumerate(enumerator.assign(news)))
         self._count_dealt(step)
         return fresh
 
@@ -120,7 +123,7 @@ class Splits:
     ) -> None:
         """Look for new splits of growing sources, each from a thread of its own.
 
-        ``found`` gets the step, its splits and whether they are all for ever.
+        ``found`` gets the step, its splits and whether they are all for ever; not if they are the same as before.
         """
         for step in self.plan.steps.values():
             if step.role == "source" and not cast(Source, step.spec).bounded:
@@ -141,11 +144,14 @@ class Splits:
         found: Callable[[str, list[Split], bool], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        ended = False
+        ended, before = False, list(self._discovered.get(step, ()))
         while not ended and not self._stopping.wait(source.discover_interval_ms / 1000):
             try:
                 ended = SourceHooks(source).ended  # asked before: what comes after it is none
-                found(step, source.discover(), ended)
+                splits = source.discover()
+                if ended or splits != before:
+                    before = list(splits)  # a source may go on with its own
+                    found(step, before, ended)
             except Exception as e:
                 failed(step, e)
 

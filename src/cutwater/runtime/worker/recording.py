@@ -275,7 +275,7 @@ class RecordingSource(SourceRunner):
         if choice.kind is ChoiceKind.STEP_TIME:
             self._log.made(ChoiceKind.STEP_TIME)
             return True, super()._take_step_time(choice.value)
-        split = list(self._splits.values())[choice.place]
+        split = self._given[choice.place]
         if choice.kind is ChoiceKind.IDLE_SPLIT:
             self._log.made(ChoiceKind.IDLE_SPLIT)
             return True, super()._idles(split)

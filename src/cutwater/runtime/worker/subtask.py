@@ -24,7 +24,7 @@ from cutwater.protocol.subtask.loop import IdleReason, SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
 from cutwater.runtime.chains.chain import Chain, ProcessingClock, SinkOperator, StepCosts
-from cutwater.runtime.chains.source_runner import Read, SourceRunner
+from cutwater.runtime.chains.source_runner import Read, SourceRunner, SplitRecords
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.snapshots import FrozenSubtask, LoggedChannel, SubtaskLogs
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
@@ -364,6 +364,7 @@ class Subtask:
 
     def _record(self, protocol: str) -> SubtaskRecord:
         source = self.source
+        records = source.records() if source else SplitRecords([], [])
         return SubtaskRecord(
             vertex=self.key[0],
             subtask=self.key[1],
@@ -371,7 +372,8 @@ class Subtask:
             protocol=protocol,
             inputs=[_channel_record(c) for c in self.inputs],
             output_rows=[_channel_record(c) for c in self.outputs],
-            splits={source.step: source.records()} if source else {},
+            splits={source.step: records.splits} if source else {},
+            packed={source.step: records.packed} if source and records.packed else {},
             processing_time_ms=self._clock.now_ms(),
             watermark=self.chain.watermark,
             finished=self.core.finished,

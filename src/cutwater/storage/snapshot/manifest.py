@@ -9,11 +9,12 @@ import msgspec
 
 from cutwater.data.decoding import prepare
 from cutwater.data.time import MIN_WATERMARK
+from cutwater.errors import DataError
 
-FORMAT_VERSION = 4
-"""4: sealed.  3: segments may be unsorted.  2: entries may name files of older checkpoints, and hold deletions.
-1: each checkpoint is whole."""
-KNOWN_VERSIONS = (1, 2, 3, 4)
+KNOWN_VERSIONS = (1, 2, 3, 4, 5, 6)
+"""6: sealed, with splits in blocks.  5: splits may lie in blocks.  4: sealed.  3: segments may be unsorted.
+2: entries may name files of older checkpoints, and hold deletions.  1: each checkpoint is whole."""
+SEALED_VERSIONS = (4, 6)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,6 +86,9 @@ class SubtaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of the next row on each output channel (watermark: the last sent)."""
     splits: dict[str, list[SplitRecord]] = {}
     """Per read step."""
+    packed: dict[str, list[bytes]] = {}
+    """Per read step: blocks of splits (``packed_splits``) that come before ``splits``; whoever loads a manifest gets
+    them there."""
     handles: dict[str, list[Any]] = {}
     """Per write step: pre-commit handles."""
     sinks: dict[str, Any] = {}
@@ -193,3 +197,18 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 prepare(Manifest)
+
+
+def encoded(manifest: msgspec.Struct, what: str) -> bytes:
+    """A manifest, or a part of one, as JSON, always the same.
+
+    Raises:
+        DataError: a position, handle or split description is no JSON value.
+    """
+    try:
+        return msgspec.json.encode(manifest, order="deterministic")
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{what}: a position or handle cannot be written as JSON ({error})",
+            hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
+        ) from error

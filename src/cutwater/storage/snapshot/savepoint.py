@@ -19,9 +19,9 @@ from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, SealError, StorageError
 from cutwater.storage.log_entries import CheckpointCompleted, LogState, check_version
 from cutwater.storage.snapshot.limits import check_manifest
-from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord, encoded
+from cutwater.storage.snapshot.packed_splits import with_all_splits
 from cutwater.storage.snapshot.savepoint_files import SavepointFile, entries_of
-from cutwater.storage.snapshot.segment_files import encoded
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.no_follow import check_relative
 from cutwater.storage.store.opening import another
@@ -62,7 +62,8 @@ class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, manifest: Manifest, files: list[SavepointFile], *, committed_by: int) -> SavepointManifest:
-        """A snapshot as a savepoint; the manifest's own entries are not part of it."""
+        """A snapshot as a savepoint, each split told by itself; the manifest's own entries are not part of it."""
+        manifest = with_all_splits(manifest)
         fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name in cls.__struct_fields__}
         fields["format_version"] = 1
         return cls(**fields, files=files, committed_by=committed_by)

@@ -10,12 +10,13 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
+from cutwater.errors import CorruptSnapshotError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.log_entries import CheckpointCompleted, attached_to, check_version
 from cutwater.storage.snapshot.data_file import DataFile, encode
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, check_manifest, decoded
-from cutwater.storage.snapshot.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
+from cutwater.storage.snapshot.manifest import KNOWN_VERSIONS, SEALED_VERSIONS, Entry, Manifest, encoded
+from cutwater.storage.snapshot.packed_splits import with_all_splits
 from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.paths import data_path, entry_at, shared_path, writer_of_shared
 from cutwater.storage.store.seal import Kind, Seal, is_sealed
@@ -212,27 +213,17 @@ def read_batch(store: Readable, job: str, entry: Entry) -> pa.RecordBatch:
 
 def dumps_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, str]:
     """The JSON of a manifest, in the oldest format that can tell it, and its digest or seal."""
-    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION if seal.keyed else _version_of(manifest))
+    manifest = msgspec.structs.replace(manifest, format_version=_version_of(manifest, sealed=seal.keyed))
     data = encoded(manifest, f"checkpoint {manifest.checkpoint_id}") + b"\n"
     return data, seal.digest("manifest", data)
 
 
-def encoded(manifest: msgspec.Struct, what: str) -> bytes:
-    """A manifest as JSON, always the same.
-
-    Raises:
-        DataError: a position, handle or split description is no JSON value.
-    """
-    try:
-        return msgspec.json.encode(manifest, order="deterministic")
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{what}: a position or handle cannot be written as JSON ({error})",
-            hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
-        ) from error
-
-
-def _version_of(manifest: Manifest) -> int:
+def _version_of(manifest: Manifest, *, sealed: bool) -> int:
+    packed = any(record.packed for record in manifest.subtasks)
+    if sealed:
+        return 6 if packed else 4
+    if packed:
+        return 5
     if any(e.ungrouped is not None for e in manifest.entries):
         return 3
     newer = any(e.kind == "delete" or writer_of_shared(e.file) is not None for e in manifest.entries)
@@ -247,7 +238,7 @@ prepare(_Versioned)
 
 
 def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Manifest:
-    """The manifest of a completed checkpoint, verified against the digest in the log.
+    """The manifest of a completed checkpoint, verified against the digest in the log, with each split told by itself.
 
     Raises:
         CorruptSnapshotError: missing, torn, changed, of another checkpoint, or it names what no manifest does.
@@ -270,7 +261,7 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
             f"{path} is of checkpoint {manifest.checkpoint_id}, attempt {manifest.attempt}; "
             f"the log says {completed.checkpoint_id}, {completed.attempt}"
         )
-    if (version == FORMAT_VERSION) != is_sealed(completed.digest):
+    if (version in SEALED_VERSIONS) != is_sealed(completed.digest):
         raise CorruptSnapshotError(f"{path} is damaged: its version is {version}")
     check_manifest(manifest, path, savepoint=False)
-    return manifest
+    return with_all_splits(manifest)

@@ -54,11 +54,10 @@ class Sinks:
     """Calls the committers of all write steps.  Belongs to the coordinator's thread.
 
     It knows, from the last ``settle`` on, what each retained checkpoint says of the sinks: staged rows stay as long as
-    one of them needs them, so that falling back to any is exact.
+    one of them needs them, so that falling back to any is exact.  Of the plan it keeps what a rescale leaves as it is.
     """
 
     def __init__(self, plan: PhysicalPlan, uid: str) -> None:
-        self._plan = plan
         self._committers: dict[str, Committer] = {}
         for step in plan.steps.values():
             if step.role == "sink":
@@ -86,8 +85,8 @@ class Sinks:
             chosen = self._known[restored.checkpoint_id][step] if restored is not None else None
             committer.settle(chosen, [snapshots[step] for snapshots in self._known.values()], attempt)
 
-    def settle_subtasks(self, restored: Manifest | None, attempt: int, subtasks: Region) -> None:
-        """``settle`` for these subtasks only; what others have in progress is not touched (R2).
+    def settle_subtasks(self, restored: Manifest | None, attempt: int, subtasks: Region, plan: PhysicalPlan) -> None:
+        """``settle`` for these subtasks of ``plan`` only; what others have in progress is not touched (R2).
 
         Every committer of which they are not all the subtasks is a ``SubtaskCommitter``: see ``recovery_division``.
         """
@@ -96,7 +95,7 @@ class Sinks:
             records = [r for r in restored.subtasks if (r.vertex, r.subtask) in subtasks]
             theirs = msgspec.structs.replace(restored, subtasks=records)
         for step, committer in self._committers.items():
-            vertex = self._plan.vertex_of(step)
+            vertex = plan.vertex_of(step)
             members = {subtask for v, subtask in subtasks if v == vertex.index}
             chosen = _snapshot(theirs, step) if theirs is not None else None
             retained = [snapshots[step] for snapshots in self._known.values()]
@@ -263,7 +262,8 @@ class Publisher:
         """
         self.begin_attempt(attempt, survivors=True)
         found = self._newest(self._believed(held))
-        self._sinks.settle_subtasks(found.manifest if found is not None else None, self.log.attempt, subtasks)
+        restored = found.manifest if found is not None else None
+        self._sinks.settle_subtasks(restored, self.log.attempt, subtasks, self.plan)
         return found
 
     def _believed(self, held: Collection[str]) -> Collection[str]:

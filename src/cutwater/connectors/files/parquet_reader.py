@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -55,12 +55,13 @@ class _OpenFile:
         self.stream.close()
 
 
-def _open(entry: FileEntry) -> _OpenFile:
+def _open(entry: FileEntry, footer: pq.FileMetaData | None = None) -> _OpenFile:
+    """The file, open; with what its footer says, if somebody has read that already."""
     if entry.size == 0:
         raise DataError(f"{entry.path} is empty (0 bytes), not even a Parquet file without rows", hint=_TRUNCATED)
     stream = entry.open()
     try:
-        parquet = _parquet(stream)
+        parquet = _parquet(stream, footer)
     except (pa.ArrowException, OSError) as e:
         stream.close()
         raise DataError(f"{entry.path} is truncated or not a Parquet file: {e}", hint=_TRUNCATED) from e
@@ -138,10 +139,13 @@ def parquet_splits(entry: FileEntry) -> list[Split]:
     ]
 
 
-def earliest_by_statistics(split: Split, column: str) -> int | None:
+def earliest_by_statistics(split: Split, column: str, keep: Callable[[str, pq.FileMetaData], None]) -> int | None:
     """The smallest value of a timestamp column in a split, microseconds; None if its row groups do not tell.
 
     The largest integer for a split without rows.
+
+    Args:
+        keep: gets the id of the split and the footer of its file.
 
     Raises:
         DataError: the file is gone, changed or damaged.
@@ -149,6 +153,7 @@ def earliest_by_statistics(split: Split, column: str) -> int | None:
     file = _open(FileEntry.from_data(split.data))
     try:
         metadata = file.parquet.metadata
+        keep(split.id, metadata)
         first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
         groups = [metadata.row_group(g) for g in range(first, last)]
         names = [groups[0].column(c).path_in_schema for c in range(metadata.num_columns)] if groups else []
@@ -200,9 +205,10 @@ class ParquetReader:
         columns: frozenset[str] | None = None,
         dictionaries: bool = False,
         filters: RowGroupFilters | None = None,
+        footer: pq.FileMetaData | None = None,
     ) -> None:
         self._schema, self._divert, self._filters = schema, divert, filters
-        self._file = _open(FileEntry.from_data(split.data))
+        self._file = _open(FileEntry.from_data(split.data), footer)
         try:
             self._check_columns(origin)
             metadata = self._file.parquet.metadata

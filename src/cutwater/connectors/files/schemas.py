@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from cutwater.data.words import batch_of
 from cutwater.errors import BuildError, DataError
 
 
+@functools.lru_cache(maxsize=16)  # many files have the same
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The schema with dictionary, run-end, string view, large and extension types replaced by what they stand for.
 

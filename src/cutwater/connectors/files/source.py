@@ -31,7 +31,7 @@ from cutwater.connectors.files.listing import (
     marker_path,
 )
 from cutwater.connectors.files.look_interval import LookInterval
-from cutwater.connectors.files.looked_into import SMALL_BYTES, LookedInto
+from cutwater.connectors.files.looked_into import LookedInto
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.files.row_group_filters import RowGroupFilters
 from cutwater.connectors.files.schemas import SchemaOrigin
@@ -249,7 +249,7 @@ class FileSource:
         if text is None:
             if divert is not None:  # dead letters are whole rows
                 return ParquetReader(split, position, schema, self._origin, divert)
-            reads = (self._read, self._dictionaries, self._filters)
+            reads = (self._read, self._dictionaries, self._filters, self._looked_into.take_footer(split.id))
             return ParquetReader(split, position, schema, self._origin, None, *reads)
         looked_into = self._looked_into.take(split.id) if position is None else None
         parsers = self._looked_into.parsers
@@ -267,7 +267,7 @@ class FileSource:
         text = self._text(self._file_format(split.data["file"]))
         if text is not None:
             return self._earliest_of_text(split, schema, text, column, bound_us)
-        told = earliest_by_statistics(split, column)
+        told = earliest_by_statistics(split, column, self._looked_into.keep_footer)
         if told is not None:
             return told
         return earliest_of_first_row(ParquetReader(split, None, schema, self._origin, None), column, bound_us)
@@ -277,8 +277,9 @@ class FileSource:
     ) -> int | None:
         """By the first row that has a time.  A small file is parsed here once and for all."""
         entry, parsers = FileEntry.from_data(split.data), self._looked_into.parsers
+        look_bytes = self._looked_into.look_bytes(entry)
         reader = TextReader(
-            split, None, schema, self._origin, text, None, SMALL_BYTES, columns=self._read, parsers=parsers
+            split, None, schema, self._origin, text, None, look_bytes, columns=self._read, parsers=parsers
         )
         kept = False
         try:

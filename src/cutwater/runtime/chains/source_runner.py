@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +96,8 @@ _BURST_S = 0.1
 """A rate-limited source catches up at most this much time after a stall."""
 _LOOKS_PER_READ = 16
 """With each batch it is looked up when the rows of so many further splits begin."""
+_JOIN_ROWS, _JOIN_S = 1 << 14, 0.004
+"""Small splits are read together until they have so many rows, or for so long."""
 _REPORT_S = 0.01
 """At most so often is the coordinator told how far the subtask has come, if others of the step go by it."""
 
@@ -107,6 +110,23 @@ class Read:
     watermark: int
     late_before: int = MIN_WATERMARK
     """See ``Rows``."""
+
+
+def _rows_of(read: Read) -> int:
+    return sum(batch.num_rows for output, batch in read.outputs if output == 0)
+
+
+def _alike(parts: list[Read], more: Read) -> bool:
+    """Whether their rows can be one batch: texts may come as dictionaries or not."""
+    schemas = [batch.schema for read in (*parts, more) for output, batch in read.outputs if output == 0]
+    return all(schema.equals(schemas[0]) for schema in schemas)
+
+
+def _joined(parts: list[Read]) -> Read:
+    """Reads that follow each other, as one."""
+    rows = [batch for part in parts for output, batch in part.outputs if output == 0]
+    others = [output for part in parts for output in part.outputs if output[0] != 0]
+    return Read([*([(0, pa.concat_batches(rows))] if rows else []), *others], parts[-1].watermark)
 
 
 @dataclass(slots=True)
@@ -153,6 +173,8 @@ class SourceRunner:
         dictionaries: texts may come as such.
     """
 
+    joins: ClassVar[bool] = True
+    """Small splits may be read together."""
     plan_step: Step
     subtask: int
     rate: float | None = None
@@ -179,6 +201,8 @@ class SourceRunner:
     """With a limit, which may hold the watermark back."""
     _turn: int = 0
     _queued: list[Read] = field(default_factory=list[Read])
+    _read_from: list[SplitReader] = field(default_factory=list[SplitReader])
+    """Those of the last read, of which some may be closed."""
     _step_time: int = MIN_WATERMARK
     """Of the whole step, as the coordinator said last."""
     _step_idle: bool = False
@@ -306,11 +330,45 @@ class SourceRunner:
             assert self.limit is not None
             self._told = self.limit.watermark
             return Read([], self._told)
-        found = self._take_step_time(self._step_time) if self._hears else self._next(max_rows, now_s)
+        found = self._take_step_time(self._step_time) if self._hears else self._rows(max_rows, now_s)
         if found is not None:
             limit = self.limit.watermark if self.limit is not None else found.watermark
             self._told = found.watermark = max(self._told, min(found.watermark, limit))
         return found
+
+    def _rows(self, max_rows: int, now_s: float) -> Read | None:
+        """The rows of a split, and those of the splits behind it if all of them are small.
+
+        What comes behind a source costs as much for few rows as for many.  Rows that must be judged by the time of
+        their own split alone are not joined with others.
+        """
+        if not self._queued:
+            self._read_from.clear()
+        left, ends_s = len(self._order), time.perf_counter() + _JOIN_S
+        found = self._next(max_rows, now_s)
+        if found is None or not self._may_join(found, left):
+            return found
+        parts, most = [found], min(max_rows, _JOIN_ROWS)
+        rows = _rows_of(found)
+        while rows < most and self._order and time.perf_counter() < ends_s:
+            left = len(self._order)
+            more = self._next(most - rows, now_s)
+            if more is None:
+                break
+            if more.late_before != MIN_WATERMARK or not _alike(parts, more):
+                self._queued.insert(0, more)
+                break
+            parts.append(more)
+            rows += _rows_of(more)
+            if not self._may_join(more, left):
+                break
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _may_join(self, found: Read, left: int) -> bool:
+        """Whether other splits may follow in the same read: this one ended with it, and nothing of it waits."""
+        if not self.joins or self._interleave or self.rate is not None or self.limit is not None:
+            return False
+        return len(self._order) < left and not self._queued and found.late_before == MIN_WATERMARK
 
     def _next(self, max_rows: int, now_s: float) -> Read | None:
         if self._queued:
@@ -358,10 +416,8 @@ class SourceRunner:
     @property
     def origin(self) -> str:
         """For messages: what was read last."""
-        for split in self._splits.values():
-            if split.reader is not None:
-                return split.reader.origin
-        return ""
+        origins = [reader.origin for reader in (*self._read_from[:1], *self._read_from[1:][-1:])]
+        return " to ".join(origins)
 
     def restore_watermark(self, watermark: int) -> None:
         """Go on from a snapshot: the watermark never falls.  Called once, after the splits of then were assigned."""
@@ -446,6 +502,7 @@ class SourceRunner:
         if split.reader is None:
             split.reader = self.source.open(split.record, split.position, self)
         if self._may_end(split):
+            self._read_from.append(split.reader)
             return split.reader.read(max_rows)
 
         def reopen(position: Any) -> SplitReader:
@@ -455,6 +512,7 @@ class SourceRunner:
         limit = self._limit_of(split)
         assert limit is not None  # or the split would be held
         split.reader, batch = read_up_to(split.reader, limit.position, max_rows, reopen)
+        self._read_from.append(split.reader)
         return batch
 
     def _limit_of(self, split: _Split) -> ReadLimit | None:
@@ -584,7 +642,7 @@ class SourceRunner:
         if column.null_count == 0:
             return batch, []
         missing = np.flatnonzero(np.asarray(column.is_null()))
-        origin = self.origin
+        origin = self._read_from[-1].origin
         if self._bad_rows != "dead_letter":
             row = json.dumps(batch.slice(int(missing[0]), 1).to_pylist()[0], default=str)[:300]
             raise DataError(

@@ -185,7 +185,9 @@ _POLL_S = 0.01
 
 
 class RecordingSource(SourceRunner):
-    """Logs what is read from which split, and reads it again."""
+    """Logs what is read from which split, and reads it again, a split at a time."""
+
+    joins = False
 
     def __init__(
         self,
@@ -281,6 +283,7 @@ class RecordingSource(SourceRunner):
             return True, super()._idles(split)
         if split.reader is None:
             split.reader = self.source.open(split.record, split.position, self)
+        self._read_from[:] = [split.reader]
         missing = choice.rows - sum(batch.num_rows for batch in self._gathered)
         while missing or (choice.value and not split.reader.exhausted):
             batch = split.reader.read(max(missing, 1))

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ class Tables(RuleBasedStateMachine):
         self.table = self.make()
         self.model: Model = {}
         self.frozen: list[tuple[int, FrozenObjects[list[int]], Model]] = []
+        self.reading: list[tuple[FrozenObjects[list[int]], Iterator[tuple[Any, list[int]]], Model, Model]] = []
         self.checkpoint_id = RESTORED
         self.completed: tuple[int, Model] = (RESTORED, {})
         self.table.track(restored=True)
@@ -88,7 +91,23 @@ class Tables(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3))
     def release(self, which: int) -> None:
         if which < len(self.frozen):
-            self.frozen.pop(which)[1].release()
+            released = self.frozen.pop(which)[1]
+            self.reading = [reading for reading in self.reading if reading[0] is not released]
+            released.release()
+
+    @rule(which=st.integers(0, 3), keys=st.integers(1, 3))
+    def begin_to_read(self, which: int, keys: int) -> None:
+        """Somebody has seen some keys, and goes on later."""
+        if which < len(self.frozen):
+            _, frozen, expected = self.frozen[which]
+            items = iter(frozen.items())
+            self.reading.append((frozen, items, dict(islice(items, keys)), expected))
+
+    @rule()
+    def read_to_the_end(self) -> None:
+        for _, items, found, expected in self.reading:
+            assert {**found, **dict(items)} == expected
+        self.reading = []
 
     @rule(which=st.integers(0, 3))
     def complete(self, which: int) -> None:
@@ -175,6 +194,21 @@ def test_where_freezes_overlap_for_ever_nothing_piles_up(monkeypatch: pytest.Mon
         frozen.append((column.freeze(epoch), {}))
         frozen.pop(0)[0].release()
     assert len(records.layers()) < 6
+
+
+def test_what_was_read_of_a_freeze_does_not_grow_afterwards() -> None:
+    column = MemoryRecords([None, list], single=True).columns[1].objects
+    column.track(restored=True)
+    column.put_many([(1,), (2,)], [[10], [20]])
+    frozen, expected = column.freeze(1), {(1,): [10], (2,): [20]}
+    items = iter(frozen.items())
+    first, changed = next(items), frozen.changed(RESTORED)
+    for key in expected:
+        owned = column.own(key)
+        assert owned is not None
+        owned.append(99)
+    assert dict([first, *items]) == expected
+    assert changed == frozen.changed(RESTORED) == expected
 
 
 @cache

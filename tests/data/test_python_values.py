@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cutwater.data.python_values import column_values, rows_as_dicts
+from cutwater.data.python_values import BatchValues, column_values
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 TIMES = [
@@ -100,19 +100,28 @@ def test_values_are_those_of_arrow(column: pa.Array) -> None:
     assert outcome(lambda: column_values(column)) == outcome(column.to_pylist)
 
 
+def rows_in_parts(batch: pa.RecordBatch, size: int) -> list[dict[str, Any]]:
+    values = BatchValues(batch)
+    return [row for start in range(0, batch.num_rows, size) for row in values.rows(start, start + size)]
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(columns(), min_size=1, max_size=4), st.lists(st.sampled_from(["a", "b b", "'", "é", "\\", "{x}"])))
-def test_rows_are_those_of_arrow(found: list[pa.Array], names: list[str]) -> None:
+@given(
+    st.lists(columns(), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["a", "b b", "'", "é", "\\", "{x}"])),
+    st.integers(1, 9),
+)
+def test_rows_are_those_of_arrow(found: list[pa.Array], names: list[str], size: int) -> None:
     rows = min(map(len, found))
     names = [*names, "c", "d", "e", "f"][: len(found)]  # also one name twice
     batch = pa.RecordBatch.from_arrays([column.slice(0, rows) for column in found], names)
-    assert outcome(lambda: rows_as_dicts(batch)) == outcome(batch.to_pylist)
+    assert outcome(lambda: rows_in_parts(batch, size)) == outcome(batch.to_pylist)
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_batch_without_columns(rows: int) -> None:
     batch = pa.record_batch({"n": list(range(rows))}).select([])
-    assert rows_as_dicts(batch) == batch.to_pylist()
+    assert rows_in_parts(batch, 2) == batch.to_pylist()
 
 
 def test_text_that_is_none() -> None:

@@ -44,18 +44,31 @@ def column_values(column: pa.Array) -> list[Any]:
     return column.to_pylist()
 
 
-def rows_as_dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dicts, as ``batch.to_pylist()`` gives them.
+class BatchValues:
+    """The values of a batch, made column by column at once, and its rows as dicts, a part at a time.
 
     Raises:
         OverflowError, ValueError: a value has no counterpart in Python.
 
-    >>> rows_as_dicts(pa.record_batch({"n": [1, None], "s": ["a", "b"]}))
-    [{'n': 1, 's': 'a'}, {'n': None, 's': 'b'}]
+    >>> values = BatchValues(pa.record_batch({"n": [1, None], "s": ["a", "b"]}))
+    >>> values.column("s"), values.rows(1, 2)
+    (['a', 'b'], [{'n': None, 's': 'b'}])
     """
-    if not batch.num_columns:
-        return batch.to_pylist()
-    return _dicts_of(tuple(batch.schema.names))([column_values(column) for column in batch.columns])
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._names: tuple[str, ...] = tuple(batch.schema.names)
+        self._columns = [column_values(column) for column in batch.columns]
+        self._count: int = batch.num_rows
+
+    def column(self, name: str) -> list[Any]:
+        """The values of a column."""
+        return self._columns[self._names.index(name)]
+
+    def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """Rows as dicts, as ``batch.to_pylist()`` gives them."""
+        if not self._columns:
+            return [{} for _ in range(self._count)[start:stop]]
+        return _dicts_of(self._names)([column[start:stop] for column in self._columns])
 
 
 @lru_cache(maxsize=256)

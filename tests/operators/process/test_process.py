@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.functions import ProcessContext, ProcessFunction
-from cutwater.operators.process.spec import ProcessSpec
+from cutwater.operators.process.spec import ROWS_AT_ONCE, ProcessSpec
 from cutwater.operators.process.states import KeyedState, ListState, MapState, ValueState
 from keyed_world import feed, opened, rescaled, rows_of, snapshot
 
@@ -199,6 +199,40 @@ def test_rows_that_are_none_and_side_outputs_that_are_not_declared() -> None:
         operator = opened(ProcessSpec(SCHEMA, ("k",), made_by(what), pa.schema([("n", pa.int64())])))
         with pytest.raises(UserCodeError, match=message):
             operator.process(0, batch_of([("a", 1)]))
+
+
+@pytest.mark.parametrize("at", [3, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize("what", ["nothing", "raises", "undeclared", "not a number", "side"])
+def test_rows_of_a_large_batch_are_named_by_their_place(what: str, at: int) -> None:
+    class Some(ProcessFunction):
+        def process(self, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+            wrong = what if row["n"] == at else "nothing"
+            for number in range(row["n"] % 3):
+                yield {"n": "x" if wrong == "not a number" else row["n"], "m": number}
+            if wrong == "raises":
+                raise ValueError
+            if wrong == "undeclared":
+                yield {"n": 1, "more": 2}
+            if wrong == "side":
+                ctx.emit("other", {"n": "x"})
+            ctx.emit("other", {"n": row["n"]})
+
+    count = 2 * ROWS_AT_ONCE + 5
+    spec = ProcessSpec(SCHEMA, ("k",), Some(), "n long, m long", (("other", "n long"),))  # type: ignore[arg-type]
+    operator = opened(spec)
+    batch = batch_of([("ab"[n % 2], n) for n in range(count)])
+    if what == "nothing" or (what == "not a number" and at % 3 == 0):
+        main, other = (b.to_pydict() for _, b in operator.process(0, batch))
+        assert main == {
+            "n": [n for n in range(count) for _ in range(n % 3)],
+            "m": [number for n in range(count) for number in range(n % 3)],
+        }
+        assert other == {"n": list(range(count))}
+        return
+    with pytest.raises(UserCodeError) as caught:
+        operator.process(0, batch)
+    assert caught.value.row == at
+    assert f"n: {at}}}" in str(caught.value)
 
 
 def test_open_and_close_are_called_once_and_subtasks_do_not_share() -> None:

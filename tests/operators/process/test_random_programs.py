@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from process_world import Clock, Group
 
 from cutwater.errors import UserCodeError
+from cutwater.operators.process import spec
 from cutwater.operators.process.functions import ProcessContext, ProcessFunction
 from cutwater.operators.process.spec import ProcessSpec
 from cutwater.operators.process.states import ListState, MapState, ValueState
@@ -248,15 +249,20 @@ class World:
 
 
 @settings(max_examples=80, deadline=None)
-@given(memory_bytes=st.sampled_from([None, None, None, 1 << 12]), steps=st.lists(STEP, max_size=12))
+@given(
+    memory_bytes=st.sampled_from([None, None, None, 1 << 12]),
+    rows_at_once=st.integers(1, 12),
+    steps=st.lists(STEP, max_size=12),
+)
 def test_programs_of_state_operations_do_what_plain_python_does(
-    memory_bytes: int | None, steps: list[tuple[str, Any]]
+    memory_bytes: int | None, rows_at_once: int, steps: list[tuple[str, Any]]
 ) -> None:
-    before, Group.memory_bytes = Group.memory_bytes, memory_bytes
-    world = World()
-    try:
-        for kind, what in [*steps, ("rows", [(key, [("tell", 0)]) for key in "abcd"])]:
-            world.step(kind, what)
-    finally:
-        Group.memory_bytes = before
-        world.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Group, "memory_bytes", memory_bytes)
+        patch.setattr(spec, "ROWS_AT_ONCE", rows_at_once)
+        world = World()
+        try:
+            for kind, what in [*steps, ("rows", [(key, [("tell", 0)]) for key in "abcd"])]:
+                world.step(kind, what)
+        finally:
+            world.close()

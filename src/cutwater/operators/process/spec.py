@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
 
-from cutwater.data.python_values import column_values
+from cutwater.data.python_values import BatchValues
 from cutwater.data.rows import Row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
@@ -34,7 +34,7 @@ from cutwater.operators.process.functions import (
 from cutwater.operators.process.object_operator import TIMERS_PER_SLICE, ObjectOperator
 from cutwater.operators.process.operator_state import BroadcastState, OperatorState
 from cutwater.operators.process.states import KeyedState
-from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
+from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_values, user_error
 from cutwater.state.keys import check_key_types, require_valid_keys
 from cutwater.state.objects.records import unbound
 from cutwater.state.objects.timers import EVENT, PROCESSING, TimerDomain, TimerService, timers_segment
@@ -218,7 +218,15 @@ class _NoKey(tuple[Hashable, ...]):
         )
 
 
+def _bare_keys(values: BatchValues, names: Sequence[str]) -> list[Any]:
+    """The bare key of each row."""
+    columns = [values.column(name) for name in names]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
 _NO_KEY = _NoKey()
+ROWS_AT_ONCE = 256
+"""Rows that are dicts at the same time: few, so that the processor's cache still has those that they become."""
 _NO_COLUMN: Any = SimpleNamespace()
 """Takes the records of a function without keyed states."""
 
@@ -273,46 +281,58 @@ class ProcessOperator(ObjectOperator):
         for state in self._broadcast:
             state.is_writable = side.broadcast
         watermarks = self._watermarks_of(batch, side.keys) if side.keys and self._watermarks.differ else None
-        rows, origin = to_dicts(batch), partial(row_contents, batch)
-        keys = self._keys_of(batch, side.keys) if side.keys else None
+        values, origin = to_values(batch), partial(row_contents, batch)
+        keys = _bare_keys(values, side.keys) if side.keys else None
+        call, main = getattr(self._function, self._function.takes[input]), self._outputs[0]
+        found: Iterator[Any] = repeat(unbound(_NO_KEY)) if keys is None else self._records.of(keys)
         try:
-            self._call_each(self._function.takes[input], keys, rows, watermarks)
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                part = range(start, min(start + ROWS_AT_ONCE, batch.num_rows))
+                self._call_each(call, part, values, keys, found, watermarks)
+                main.gather(origin)
         except UserCodeError:
-            self._outputs[0].check(origin)  # a row before that one may be wrong
+            main.check(origin)  # a row before that one may be wrong
             raise
         self._context.watermark = self._watermarks.current
         return self._take(origin)
 
-    def _keys_of(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[Any]:
-        """The bare key of each row."""
-        columns = [column_values(batch.column(name)) for name in names]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-    def _call_each(self, method: str, keys: list[Any] | None, rows: list[Row], watermarks: list[int] | None) -> None:
-        """Call a method of the user's function with each row.  Each statement in the loop counts.
+    def _call_each(
+        self,
+        call: Callable[[Row, Any], Any],
+        part: range,
+        values: BatchValues,
+        keys: list[Any] | None,
+        found: Iterator[Any],
+        watermarks: list[int] | None,
+    ) -> None:
+        """Call the user's function with rows of a batch.  Each statement in the loop counts.
 
         Args:
-            method: its name.
-            keys: of the rows, bare; ``None``: they have none.
-            rows: as dicts.
-            watermarks: of the rows, where they differ.
+            call: the method.
+            part: the rows.
+            values: of the batch.
+            keys: of all its rows, bare; ``None``: they have none.
+            found: the records of the rows from the first one of the part on.
+            watermarks: of all its rows, where they differ.
         """
-        call, context, records = getattr(self._function, method), self._context, self._records
-        find, (add, add_index) = records.find, self._outputs[0].unchecked
+        context, records, find = self._context, self._records, self._records.find
+        made, origins = self._outputs[0].unchecked
         first, *others = records.columns or (_NO_COLUMN,)
+        second, others = others[0] if others else None, others[1:]
         keyed, has_sides = keys is not None, bool(self._sides)
-        found: Iterator[Any] = repeat(unbound(_NO_KEY), len(rows)) if keys is None else records.of(keys)
-        context.key = None
-        for index, (row, key, record) in enumerate(zip(rows, keys or repeat(_NO_KEY, len(rows)), found, strict=True)):
-            records.key = key
+        rows = values.rows(part.start, part.stop)
+        records.key, context.key = _NO_KEY, None
+        of_part = repeat(_NO_KEY, len(part)) if keys is None else keys[part.start : part.stop]
+        for index, row, key, record in zip(part, rows, of_part, found, strict=False):
             if keyed:
-                context.key = key
+                records.key = context.key = key
                 if record is None:
                     record = find(key)
             first.record = record
-            for column in others:
-                record = record.next
-                column.record = record
+            if second is not None:
+                second.record = record = record.next
+                for column in others:
+                    column.record = record = record.next
             if watermarks is not None:
                 context.watermark = watermarks[index]
             if has_sides:
@@ -321,19 +341,17 @@ class ProcessOperator(ObjectOperator):
                 result = call(row, context)
                 if result is None:
                     continue
-                kind = type(result)
-                made = (
-                    result
-                    if kind is list
-                    else [*result]
-                    if kind is GeneratorType
-                    else self._rows_of(result, row, index)
-                )
+                if type(result) is GeneratorType:
+                    for out in result:
+                        made.append(out)
+                        origins.append(index)
+                    continue
+                of_row = result if type(result) is list else self._rows_of(result, row, index)
             except Exception as exc:
                 self._fail(call, exc, row, index)
-            for out in made:
-                add(out)
-                add_index(index)
+            for out in of_row:
+                made.append(out)
+                origins.append(index)
 
     def _process_batch(self, function: BatchProcessFunction, batch: pa.RecordBatch) -> Outputs:
         self._records.begin()

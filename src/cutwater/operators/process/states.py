@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.state_types import MISFITS, DeclaredState, integer_range
+from cutwater.operators.process.state_types import MISFITS, DeclaredState, integer_range, short_range
 from cutwater.state.objects.memory_records import MemoryRecords
 from cutwater.state.objects.records import Records
 from cutwater.state.objects.table import KeyedObjects, ObjectLayout
@@ -53,7 +53,8 @@ class KeyedState(DeclaredState):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_A_SUBTASK}
 
     def __setstate__(self, declaration: dict[str, Any]) -> None:
-        vars(self).update(declaration)
+        for name, value in declaration.items():  # not through ``vars``: Python finds attributes sooner without a dict
+            setattr(self, name, value)
         self._empty()
 
     def _empty(self) -> None:
@@ -90,7 +91,7 @@ class KeyedState(DeclaredState):
 
     def clear(self) -> None:
         """Forget what is kept of this key."""
-        self._column.vacate()
+        self._column.vacate(self._column.record, self._records.key)
 
     @property
     def objects(self) -> KeyedObjects[Any]:
@@ -163,7 +164,7 @@ class KeyedState(DeclaredState):
         column = self._column
         record = column.record
         if record.written is not column.epoch:
-            record = column.claim(content)
+            record = column.claim(record, self._records.key, content)
         record.held = content
 
     # ------------------------------------------------------------------------------------------------------ values
@@ -214,6 +215,7 @@ class ValueState(KeyedState):
     def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         super().__init__(type, ttl=ttl, ttl_update=ttl_update)
         self._low, self._high = integer_range(self.types[0])
+        self._short_low, self._short_high = short_range(self.types[0])
 
     @property
     def value(self) -> Any:
@@ -233,11 +235,14 @@ class ValueState(KeyedState):
 
     @value.setter
     def value(self, value: Any) -> None:
-        if value is None:
-            self._column.vacate()
+        kept = value
+        if value.__class__ is int and (
+            self._short_low <= value <= self._short_high or self._low <= value <= self._high
+        ):
+            pass  # what most states hold, without a call
+        elif value is None:
+            self.clear()
             return
-        if value.__class__ is int and self._low <= value <= self._high:  # what most states hold, without a call
-            kept = value
         else:
             try:
                 kept = self._checks[0](value)
@@ -248,7 +253,7 @@ class ValueState(KeyedState):
         column = self._column  # as ``_keep``, without a call: this is what most functions do with most rows
         record = column.record
         if record.written is not column.epoch:
-            record = column.claim(kept)
+            record = column.claim(record, self._records.key, kept)
         record.held = kept
 
     def get(self, default: Any = None) -> Any:
@@ -350,6 +355,7 @@ class ListState(KeyedState):
 
     def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         super().__init__(type, ttl=ttl, ttl_update=ttl_update)
+        self._short_low, self._short_high = short_range(self.types[0])
 
     @property
     def stored_type(self) -> pa.DataType:
@@ -361,15 +367,17 @@ class ListState(KeyedState):
         Raises:
             UserCodeError: the declared type cannot hold it.
         """
-        try:
-            kept = self._checks[0](value)
-        except MISFITS:
-            raise self._misfit(value) from None
+        kept = value
+        if value.__class__ is not int or not self._short_low <= value <= self._short_high:
+            try:
+                kept = self._checks[0](value)
+            except MISFITS:
+                raise self._misfit(value) from None
         if self._ttl is not None:
             kept = self._stamp(kept)
         column = self._column
         record = column.record
-        values = record.held if record.written is column.epoch else column.owned()
+        values = record.held if record.written is column.epoch else column.owned(record, self._records.key)
         if values is None:
             self._keep([kept])
         else:
@@ -441,6 +449,8 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         ttl_update: TtlUpdate = "on_write",
     ) -> None:
         super().__init__(key_type, value_type, ttl=ttl, ttl_update=ttl_update)
+        self._short_low, self._short_high = short_range(self.types[1])
+        self._short_low_key, self._short_high_key = short_range(self.types[0])
 
     @property
     def stored_type(self) -> pa.DataType:
@@ -466,15 +476,19 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         checks, which = self._checks, 0
         try:
-            key, which = checks[0](key), 1
-            if value is not None:
+            if key.__class__ is not int or not self._short_low_key <= key <= self._short_high_key:
+                key = checks[0](key)
+            which = 1
+            if value.__class__ is int and self._short_low <= value <= self._short_high:
+                pass
+            elif value is not None:
                 value = checks[1](value)
         except MISFITS:
             raise self._misfit((key, value)[which], which) from None
         kept = value if self._ttl is None else self._stamp(value)
         column = self._column
         record = column.record
-        entries = record.held if record.written is column.epoch else column.owned()
+        entries = record.held if record.written is column.epoch else column.owned(record, self._records.key)
         if entries is None:
             self._keep({key: kept})
             return
@@ -514,7 +528,7 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         return entries if self._ttl is None else self._unexpired(entries, self._now_ms())
 
     def _owned(self) -> dict[Any, Any]:
-        owned: dict[Any, Any] | None = self._column.owned()
+        owned: dict[Any, Any] | None = self._column.owned(self._column.record, self._records.key)
         assert owned is not None
         return owned
 

@@ -146,26 +146,26 @@ class RowOperator(Operator):
         return self._made.take(0, origin)
 
     def _call_for_one(self, rows: list[Row]) -> None:
-        fn, (add, add_index) = self._fn, self._made.unchecked
+        fn, (made, origins) = self._fn, self._made.unchecked
         for index, row in enumerate(rows):
             try:
                 out = fn(row)
             except Exception as exc:
                 raise user_error(fn, exc, row=row, index=index) from exc
             if out is not None:
-                add(out)
-                add_index(index)
+                made.append(out)
+                origins.append(index)
 
     def _call_for_many(self, rows: list[Row]) -> None:
-        fn, (add, add_index) = self._fn, self._made.unchecked
+        fn, (made, origins) = self._fn, self._made.unchecked
         for index, row in enumerate(rows):
             try:
                 result = fn(row)
-                made = result if type(result) is list else rows_of(result)
+                of_row = result if type(result) is list else rows_of(result)
             except Exception as exc:
                 raise user_error(fn, exc, row=row, index=index) from exc
-            if made is None:
+            if of_row is None:
                 raise self._made.misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
-            for out in made:
-                add(out)
-                add_index(index)
+            for out in of_row:
+                made.append(out)
+                origins.append(index)

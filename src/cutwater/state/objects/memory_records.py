@@ -2,7 +2,8 @@
 
 A freeze copies nothing and moves nothing.  Each column counts its freezes, in *epochs*, and a record says in which
 epoch it was written.  The first write behind a freeze sets aside what the record held, if somebody may still read that
-freeze; a list or map that is to be changed in place is copied then.  Whoever reads a frozen column takes what was set
+freeze; a map that is to be changed in place is copied then, and of a list, which only grows in place, it is set aside
+how long it was.  Whoever reads a frozen column takes what was set
 aside wherever the record is newer.
 
 A dict may get no keys and lose none while another thread goes through it.  So new keys go to a dict on top as long as
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from cutwater.state.objects.records import NOTHING, KeyRecord, Records, StateColumn
 from cutwater.state.objects.table import (
@@ -48,17 +51,25 @@ class _Earlier(NamedTuple):
     before: Any
 
 
+class _Part(msgspec.Struct, gc=False):
+    """The first values of a list, to which others were appended since."""
+
+    values: list[Any]
+    count: int
+
+
 class MemoryRecords(Records):
     """Records of which all lie in memory.
 
     Args:
         copies: per state, what makes a copy of a value that may then be changed in place; ``None``: it cannot change.
+            With ``list`` no copy is made: such values only grow in place, at their ends.
 
     >>> records = MemoryRecords([list], single=True)
     >>> (column,) = records.columns
     >>> column.put(("a",), [1])
     >>> frozen = column.freeze()
-    >>> records.bind("a"); column.owned().append(2)
+    >>> column.own(("a",)).append(2)
     >>> column.get(("a",)), dict(frozen.items())
     ([1, 2], {('a',): [1]})
     """
@@ -178,6 +189,7 @@ class MemoryColumn(StateColumn[V]):
         self.record = NOTHING
         self._begin(1)
         self._records, self._copy = records, copy
+        self._grows = copy is list
         self._hops = (None,) * place
         self._count = 0
         self._frozen: list[_FrozenColumn[V]] = []
@@ -198,26 +210,17 @@ class MemoryColumn(StateColumn[V]):
 
     # -------------------------------------------------------------------------------------------- the current key
 
-    def claim(self, value: V) -> KeyRecord:
-        record = self.record
+    def claim(self, record: Any, key: Hashable, value: V) -> KeyRecord:
+        """Set aside what may be read, then mark the record, in this order."""
         if record is NOTHING:
-            self._records.show(self._records.made(self._records.key))
+            self._records.show(self._records.made(key))
             record = self.record
-        self._claim(record, self._records.key)
-        return record
-
-    def owned(self) -> V | None:
-        return self._own(self.record, self._records.key)
-
-    def vacate(self) -> None:
-        self._vacate(self.record, self._records.key)
-
-    def _claim(self, record: KeyRecord, key: Hashable) -> None:
-        """Before a value is put in: set aside what may be read, then mark the record, in this order."""
         held, written = record.held, record.written
         if held is None:
             self._count += 1
         if written <= self._newest:
+            if self._grows and held is not None:
+                held = _Part(held, len(held))
             if written <= self._oldest:
                 record.before = held
             else:
@@ -229,20 +232,21 @@ class MemoryColumn(StateColumn[V]):
         record.written = self.epoch
         if self._touched is not None:
             self._touched.append(key)
+        return record
 
-    def _own(self, record: KeyRecord, key: Hashable) -> V | None:
+    def owned(self, record: KeyRecord, key: Hashable) -> V | None:
         if record.written is not self.epoch and record.held is not None:
             may_be_read = record.written <= self._newest
-            self._claim(record, key)
-            if may_be_read and self._copy is not None:
+            self.claim(record, key, record.held)
+            if may_be_read and self._copy is not None and not self._grows:
                 record.held = self._copy(record.held)
         return record.held
 
-    def _vacate(self, record: KeyRecord, key: Hashable) -> None:
+    def vacate(self, record: KeyRecord, key: Hashable) -> None:
         if record.held is None:
             return
         if record.written is not self.epoch:
-            self._claim(record, key)
+            self.claim(record, key, record.held)
         record.written = self._vacant
         record.held = None
         self._count -= 1
@@ -254,10 +258,10 @@ class MemoryColumn(StateColumn[V]):
         return self._found(key)[0].held
 
     def own(self, key: Any) -> V | None:
-        return self._own(*self._found(key))
+        return self.owned(*self._found(key))
 
     def remove(self, key: Any) -> None:
-        self._vacate(*self._found(key))
+        self.vacate(*self._found(key))
 
     def put(self, key: Any, value: V) -> None:
         self.put_many([key], [value])
@@ -276,7 +280,7 @@ class MemoryColumn(StateColumn[V]):
         self.fill(self._records.bare(list(keys)), values)
 
     def fill(self, keys: Sequence[Hashable], values: Iterable[V]) -> None:
-        records, find, made, claim = self._records, self._records.find, self._records.made, self._claim
+        records, find, made, claim = self._records, self._records.find, self._records.made, self.claim
         epoch, newest, touched, hops = self.epoch, self._newest, self._touched, self._hops
         layered = records.layered
         for record, key, value in zip(records.looked_up(keys), keys, values, strict=True):
@@ -288,7 +292,7 @@ class MemoryColumn(StateColumn[V]):
                 record = record.next
             if record.written is not epoch:
                 if newest or touched is not None:
-                    claim(record, key)
+                    claim(record, key, value)
                 else:  # as in a restore, where nothing is to be set aside
                     if record.held is None:
                         self._count += 1
@@ -317,7 +321,7 @@ class MemoryColumn(StateColumn[V]):
         history = NOTHING_KNOWN
         if self._log is not None and self._touched is not None and checkpoint_id is not None:
             history, self._touched = self._log.cut(checkpoint_id, self._touched), []
-        shape = (self.epoch, len(self._hops), self._records.single)
+        shape = (self.epoch, len(self._hops), self._records.single, self._grows)
         frozen = _FrozenColumn[V](layers, *shape, self._count, self._log, history)
         self._frozen.append(frozen)
         self._oldest, self._newest = self._frozen[0].epoch, self.epoch
@@ -356,7 +360,8 @@ class MemoryColumn(StateColumn[V]):
 class _FrozenColumn(Generic[V_co]):
     """A ``MemoryColumn`` at the end of an epoch, for another thread.
 
-    What a record holds is read before the epoch in which it was written: if that is early enough, so is what was read.
+    What a record holds, and how long it is, is read before the epoch in which it was written: if that is early enough,
+    so is what was read.
     """
 
     def __init__(
@@ -365,24 +370,28 @@ class _FrozenColumn(Generic[V_co]):
         epoch: int,
         place: int,
         single: bool,
+        grows: bool,
         size: int,
         log: KeyLog | None,
         history: History[Collection[Hashable]],
     ) -> None:
         self._layers, self._hops, self._single = layers, (None,) * place, single
-        self.epoch, self.size = epoch, size
+        self.epoch, self.size, self._grows = epoch, size, grows
         self._log, self._history = log, history
         self.released = False
 
     def items(self) -> Iterator[tuple[Key, V_co]]:
-        single, hops, epoch = self._single, self._hops, self.epoch
+        single, hops, epoch, grows = self._single, self._hops, self.epoch, self._grows
         for layer in self._layers:
             for key, record in layer.items():
                 for _ in hops:
                     record = record.next
                 held = record.held
+                count = len(held or ()) if grows else 0
                 if record.written > epoch:
                     held = _before(record.before, epoch)
+                elif grows:
+                    held = None if held is None else held[:count]
                 if held is not None:
                     yield (key,) if single else cast(Key, key), held
 
@@ -403,7 +412,10 @@ class _FrozenColumn(Generic[V_co]):
                 for _ in self._hops:
                     record = record.next
                 held = record.held
-                return held if record.written <= self.epoch else _before(record.before, self.epoch)
+                count = len(held or ()) if self._grows else 0
+                if record.written > self.epoch:
+                    return _before(record.before, self.epoch)
+                return held[:count] if self._grows and held is not None else held
         return None
 
     def release(self) -> None:
@@ -416,7 +428,7 @@ class _FrozenColumn(Generic[V_co]):
 def _before(before: Any, epoch: int) -> Any:
     """What was held at the end of an epoch, of a record that was written since."""
     while type(before) is _Earlier:
-        if before.written <= epoch:
-            return before.held
-        before = before.before
-    return before
+        earlier, before = before, before.before
+        if earlier.written <= epoch:
+            before = earlier.held
+    return before.values[: before.count] if type(before) is _Part else before

@@ -78,19 +78,29 @@ class StateColumn(ABC, Generic[V]):
         """Put values of many bare keys."""
 
     @abstractmethod
-    def claim(self, value: V) -> KeyRecord:
-        """The current key's record, into which this value is then to be put."""
+    def claim(self, record: Any, key: Hashable, value: V) -> KeyRecord:
+        """The current key's record, into which this value is then to be put.
 
-    @abstractmethod
-    def owned(self) -> V | None:
-        """The current key's value for changes in place, which no freeze sees; ``None`` if there is none.
-
-        To be changed before anything else is asked of the column.
+        Args:
+            record: of the current key, as it was shown.
+            key: the current one, bare.
+            value: not ``None``.
         """
 
     @abstractmethod
-    def vacate(self) -> None:
-        """The current key has no value any more."""
+    def owned(self, record: Any, key: Hashable) -> V | None:
+        """The current key's value for changes in place, which no freeze sees; ``None`` if there is none.
+
+        To be changed before anything else is asked of the column.
+
+        Args:
+            record: of the current key, as it was shown.
+            key: the current one, bare.
+        """
+
+    @abstractmethod
+    def vacate(self, record: Any, key: Hashable) -> None:
+        """The current key has no value any more.  Arguments as for ``owned``."""
 
 
 class Records(ABC):

@@ -60,15 +60,15 @@ class StoredColumn(StateColumn[V], Generic[V]):
     def fill(self, keys: Sequence[Hashable], values: Iterable[V]) -> None:
         self._table.put_many(map(self._records.whole, keys), values)
 
-    def claim(self, value: V) -> KeyRecord:
-        self._table.put(self._records.whole(self._records.key), value)
-        return self.record
+    def claim(self, record: Any, key: Hashable, value: V) -> KeyRecord:
+        self._table.put(self._records.whole(key), value)
+        return record
 
-    def owned(self) -> V | None:
-        self.record.held = held = self._table.own(self._records.whole(self._records.key))
+    def owned(self, record: Any, key: Hashable) -> V | None:
+        record.held = held = self._table.own(self._records.whole(key))
         return held
 
-    def vacate(self) -> None:
-        if self.record.held is not None:
-            self._table.remove(self._records.whole(self._records.key))
-            self.record.held = None
+    def vacate(self, record: Any, key: Hashable) -> None:
+        if record.held is not None:
+            self._table.remove(self._records.whole(key))
+            record.held = None

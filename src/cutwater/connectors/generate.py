@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
 from cutwater.data.schema_text import as_schema
+from cutwater.data.words import new_buffer
 from cutwater.errors import BuildError, UserCodeError
 
 GenerateFn: TypeAlias = Callable[[int, int], pa.RecordBatch]
@@ -23,6 +24,8 @@ GenerateFn: TypeAlias = Callable[[int, int], pa.RecordBatch]
 
 _JOINED_BYTES = 2 << 20
 """A part of a stripe that is larger goes alone: to join it with others would copy it."""
+_PIECE_ROWS = 8192
+"""Times are computed of so many rows at a time: arrays of NumPy that are larger come as fresh pages, each time."""
 _FIRST_US = 1_577_836_800_000_000  # 2020-01-01T00:00:00Z
 _DEFAULT_SCHEMA = pa.schema([("value", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC"))])
 
@@ -81,10 +84,13 @@ class RateSource:
 
     def numbered(self, value: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """The rows with these numbers, where there is no ``fn``."""
-        step_us = 1_000.0 if self.rate is None else 1e6 / self.rate
-        stamp = (value * step_us).astype(np.int64)
-        stamp += _FIRST_US
-        return pa.record_batch([pa.array(value), pa.array(stamp, _DEFAULT_SCHEMA.field(1).type)], _DEFAULT_SCHEMA)
+        step_us, rows = 1_000.0 if self.rate is None else 1e6 / self.rate, len(value)
+        buffer, stamp = new_buffer(rows, np.int64)
+        for begin in range(0, rows, _PIECE_ROWS):
+            piece = slice(begin, begin + _PIECE_ROWS)
+            np.add((value[piece] * step_us).astype(np.int64), _FIRST_US, out=stamp[piece])
+        stamps = pa.Array.from_buffers(_DEFAULT_SCHEMA.field(1).type, rows, [None, buffer])
+        return pa.record_batch([pa.array(value), stamps], _DEFAULT_SCHEMA)
 
     def compute(self, start: int, count: int) -> pa.RecordBatch:
         """The rows with these numbers, checked.
@@ -153,13 +159,14 @@ class _RateReader:
 
     def _numbered(self, max_rows: int) -> pa.RecordBatch | None:
         """The next rows of all stripes that they lie in, at once: a stripe of ``rate`` has few."""
-        first, parts = self._next, [np.empty(0, np.int64)]
-        if max_rows > 0 and not self.exhausted:
+        first, parts = self._next, list[npt.NDArray[np.int64]]()
+        stripes = self._whole_stripes(max_rows)
+        if not stripes and max_rows > 0 and not self.exhausted:
             count = min(max_rows, self._stripe_left())
             parts.append(np.arange(first, first + count, dtype=np.int64))
             self._advance(count)
             max_rows -= count
-        stripes = self._whole_stripes(max_rows)
+            stripes = self._whole_stripes(max_rows)
         if stripes:
             stripe_rows = self._source.stripe_rows
             begins = self._next + np.arange(stripes, dtype=np.int64) * (stripe_rows + self._skip)
@@ -170,11 +177,10 @@ class _RateReader:
             count = min(max_rows, self._stripe_left())
             parts.append(np.arange(self._next, self._next + count, dtype=np.int64))
             self._advance(count)
-        value = np.concatenate(parts)
-        if not len(value):
+        if not parts:
             return None
         self._last = (first, self._next)
-        return self._source.numbered(value)
+        return self._source.numbered(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def _whole_stripes(self, max_rows: int) -> int:
         """How many stripes can be read whole from here, if a stripe begins here."""

@@ -19,6 +19,8 @@ from cutwater.operators.base import Outputs
 
 MAX_OUTPUT_ROWS = 65_536
 """Rows of one batch that a row function fills; what is above goes into further batches."""
+ROWS_AT_ONCE = 256
+"""Rows that are dicts at the same time: few, so that the processor's cache still has those that they become."""
 _PLAIN: dict[pa.DataType, type[int] | type[float]] = {pa.int64(): int, pa.float64(): float}
 """Types of columns whose values NumPy takes as they are, if all are of this type."""
 

@@ -15,8 +15,9 @@ from pyspark import cloudpickle
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.functions import ProcessContext, ProcessFunction
-from cutwater.operators.process.spec import ROWS_AT_ONCE, ProcessSpec
+from cutwater.operators.process.spec import ProcessSpec
 from cutwater.operators.process.states import KeyedState, ListState, MapState, ValueState
+from cutwater.operators.row_output import ROWS_AT_ONCE
 from keyed_world import feed, opened, rescaled, rows_of, snapshot
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -14,6 +14,7 @@ import pytest
 
 from cutwater.data.rows import describe_row, loses_value
 from cutwater.errors import BuildError, DataError, UserCodeError
+from cutwater.operators.row_output import ROWS_AT_ONCE
 from cutwater.operators.stateless.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
 
 INPUT = pa.schema({"id": pa.int64(), "text": pa.string()})
@@ -285,6 +286,30 @@ def test_long_row_is_cut_in_messages() -> None:
 )
 def test_value_that_would_be_shortened_silently_is_found(value: Any, kind: pa.DataType, loses: bool) -> None:
     assert loses_value([None, value], kind) == (1 if loses else None)
+
+
+@pytest.mark.parametrize("at", [None, 3, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize("what", ["raises", "undeclared"])
+@pytest.mark.parametrize("spec", [MapRowSpec, FlatMapSpec])
+def test_rows_of_a_large_batch_are_named_by_their_place(spec: Any, what: str, at: int | None) -> None:
+    def function(row: dict[str, Any]) -> Any:
+        made: Any = {"id": row["id"]}
+        if row["id"] == at:
+            made = {"id": 1 // 0} if what == "raises" else {"more": 1}
+        return made if spec is MapRowSpec else [made] * (row["id"] % 3 or 1)
+
+    count = 2 * ROWS_AT_ONCE + 5
+    rows = pa.record_batch({"id": range(count)})
+    step = spec(rows.schema, function, "id long").build()
+    if at is None:
+        ((_, made),) = step.process(0, rows)
+        assert made.column("id").to_pylist() == [
+            n for n in range(count) for _ in range(1 if spec is MapRowSpec else n % 3 or 1)
+        ]
+        return
+    with pytest.raises(UserCodeError, match=f"{{id: {at}}}") as caught:
+        step.process(0, rows)
+    assert caught.value.row == at
 
 
 @pytest.mark.parametrize("spec", [MapRowSpec, FlatMapSpec])

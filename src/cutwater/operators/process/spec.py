@@ -34,7 +34,15 @@ from cutwater.operators.process.functions import (
 from cutwater.operators.process.object_operator import TIMERS_PER_SLICE, ObjectOperator
 from cutwater.operators.process.operator_state import BroadcastState, OperatorState
 from cutwater.operators.process.states import KeyedState
-from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_values, user_error
+from cutwater.operators.row_output import (
+    ROWS_AT_ONCE,
+    RowBuilder,
+    conform_batch,
+    function_name,
+    rows_of,
+    to_values,
+    user_error,
+)
 from cutwater.state.keys import check_key_types, require_valid_keys
 from cutwater.state.objects.records import unbound
 from cutwater.state.objects.timers import EVENT, PROCESSING, TimerDomain, TimerService, timers_segment
@@ -225,8 +233,6 @@ def _bare_keys(values: BatchValues, names: Sequence[str]) -> list[Any]:
 
 
 _NO_KEY = _NoKey()
-ROWS_AT_ONCE = 256
-"""Rows that are dicts at the same time: few, so that the processor's cache still has those that they become."""
 _NO_COLUMN: Any = SimpleNamespace()
 """Takes the records of a function without keyed states."""
 

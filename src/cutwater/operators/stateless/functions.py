@@ -17,7 +17,15 @@ from cutwater.data.rows import Row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.base import OneInputSpec, Operator, Outputs
-from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
+from cutwater.operators.row_output import (
+    ROWS_AT_ONCE,
+    RowBuilder,
+    conform_batch,
+    function_name,
+    rows_of,
+    to_values,
+    user_error,
+)
 
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -134,20 +142,20 @@ class RowOperator(Operator):
         self._many = many
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
-        rows, origin = to_dicts(batch), partial(row_contents, batch)
+        values, origin = to_values(batch), partial(row_contents, batch)
+        call = self._call_for_many if self._many else self._call_for_one
         try:
-            if self._many:
-                self._call_for_many(rows)
-            else:
-                self._call_for_one(rows)
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                call(values.rows(start, start + ROWS_AT_ONCE), start)
+                self._made.gather(origin)
         except UserCodeError:
             self._made.check(origin)  # a row before that one may be wrong
             raise
         return self._made.take(0, origin)
 
-    def _call_for_one(self, rows: list[Row]) -> None:
+    def _call_for_one(self, rows: list[Row], first: int) -> None:
         fn, (made, origins) = self._fn, self._made.unchecked
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows, first):
             try:
                 out = fn(row)
             except Exception as exc:
@@ -156,9 +164,9 @@ class RowOperator(Operator):
                 made.append(out)
                 origins.append(index)
 
-    def _call_for_many(self, rows: list[Row]) -> None:
+    def _call_for_many(self, rows: list[Row], first: int) -> None:
         fn, (made, origins) = self._fn, self._made.unchecked
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows, first):
             try:
                 result = fn(row)
                 of_row = result if type(result) is list else rows_of(result)

@@ -153,11 +153,16 @@ class _ProbeWriter:
             self._times.append((self._last_ns, batch.num_rows))
         self._seen += batch.num_rows
         self._rows += batch.num_rows
-        if self._rows > self._probe.watch_after:
-            counts, sums = (batch.column(name).to_numpy() for name in ("n", "s"))
-            _keep_newest(_key_numbers(batch.column("k")), counts, sums, self._counts, self._sums)
-        if self._probe.latency and self._last_ns >= self._latencies_from_ns:
-            _add_latencies(batch.column("t").to_numpy(), self._last_ns, self._latencies)
+        watched = self._rows > self._probe.watch_after
+        timed = self._probe.latency and self._last_ns >= self._latencies_from_ns
+        if not watched and not timed:
+            return
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))  # one by one they cost twice as much
+        if watched:
+            counts, sums = columns["n"].to_numpy(), columns["s"].to_numpy()
+            _keep_newest(_key_numbers(columns["k"]), counts, sums, self._counts, self._sums)
+        if timed:
+            _add_latencies(columns["t"].to_numpy(), self._last_ns, self._latencies)
 
     def roll(self) -> None:
         """Nothing is in progress."""

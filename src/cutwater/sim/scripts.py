@@ -15,6 +15,7 @@ _NUMBERS = (
     "rows", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms", "tolerable_failed",
     "aligned_timeout_ms", "roll_rows",
 )  # fmt: skip
+_SWITCHES = ("publishes_aside", "joins_frames")
 
 
 def script_of(schedule: Schedule, expect: str, comment: str = "") -> str:
@@ -44,8 +45,7 @@ def script_of(schedule: Schedule, expect: str, comment: str = "") -> str:
         value = getattr(schedule, name)
         if value != getattr(plain, name):
             lines.append(f"{name} {value:g}")
-    if schedule.publishes_aside:
-        lines.append("publishes_aside")
+    lines += [name for name in _SWITCHES if getattr(schedule, name)]
     if schedule.recovery != plain.recovery:
         lines.append(f"recovery {schedule.recovery}")
     if schedule.restart != plain.restart:
@@ -107,7 +107,7 @@ def _request(at: str, kind: str, place: str) -> Fault:
 def _value(word: str, rest: str) -> object:
     if word in ("world", "protocol", "planted", "recovery"):
         return rest
-    if word == "publishes_aside":
+    if word in _SWITCHES:
         return True
     if word == "restart":
         return msgspec.json.decode(rest)
@@ -192,7 +192,7 @@ def _fewer_rows(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedu
 def _plainer(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
     """Settings as they are by default."""
     plain = Schedule(world=schedule.world, protocol=schedule.protocol)
-    for name in ("recovery", "restart", *_NUMBERS[1:], "publishes_aside"):
+    for name in ("recovery", "restart", *_NUMBERS[1:], *_SWITCHES):
         if getattr(schedule, name) != getattr(plain, name):
             candidate = msgspec.structs.replace(schedule, **{name: getattr(plain, name)})
             schedule = candidate if fails(candidate) else schedule

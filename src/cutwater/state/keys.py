@@ -122,10 +122,12 @@ def valid_key_mask(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np
     >>> valid_key_mask(rows, ["k"]).tolist(), valid_key_mask(rows, NullableKeys(["k"])).tolist()
     ([True, False, False], [True, False, True])
     """
+    return _usable([batch.column(name) for name in keys], nullable=isinstance(keys, NullableKeys))
+
+
+def _usable(columns: Sequence[pa.Array], *, nullable: bool) -> npt.NDArray[np.bool_] | None:
     mask: npt.NDArray[np.bool_] | None = None
-    nullable = isinstance(keys, NullableKeys)
-    for name in keys:
-        column = batch.column(name)
+    for column in columns:
         valid = valid_rows(column)
         usable = None if nullable else valid
         if pa.types.is_floating(column.type):
@@ -153,15 +155,20 @@ def null_key_mask(columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
     return mask
 
 
-def require_valid_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
-    """Refuse a batch that holds a row without a usable key.
+def require_valid_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
+    """The key columns of a batch, which must not hold a row without a usable key.
 
     Raises:
         DataError: names the column, the row's number in the batch and its content.
     """
-    mask = valid_key_mask(batch, keys)
-    if mask is None or mask.all():
-        return
+    columns = [batch.column(name) for name in keys]
+    mask = _usable(columns, nullable=isinstance(keys, NullableKeys))
+    if mask is not None and not mask.all():
+        _refuse(batch, keys, mask)
+    return columns
+
+
+def _refuse(batch: pa.RecordBatch, keys: Sequence[str], mask: npt.NDArray[np.bool_]) -> None:
     row = int(np.flatnonzero(~mask)[0])
     hint = "Filter such rows out before key_by, or divert them: key_by(..., dead_letters='bad-keys')."
     for name in keys:

@@ -195,13 +195,15 @@ class RunningAggregate(KeyedOperator):
         super().__init__(types, spec.aggregates, spec.input_schema, spec.state_schema, timed=False)
         self._spec = spec
         self._output = spec.outputs[0]
+        self._passed = spec.passed_columns[len(spec.keys) :]
+        """Beside the keys."""
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
-        require_valid_keys(batch, self._spec.keys)
+        keys = require_valid_keys(batch, self._spec.keys)
         self._table.make_room()
-        gids = self._table.upsert([batch.column(name) for name in self._spec.keys])
-        passed = [batch.column(name) for name in self._spec.passed_columns]
+        gids = self._table.upsert(keys)
+        passed = [batch.column(name) for name in self._passed]
         results = [accumulator.running(gids, batch) for accumulator in self._table.accumulators]
-        return [(0, pa.RecordBatch.from_arrays([*passed, *results], schema=self._output))]
+        return [(0, pa.RecordBatch.from_arrays([*keys, *passed, *results], schema=self._output))]

@@ -8,7 +8,7 @@ goes back to the sender as credit, of several frames at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from cutwater.data.time import MIN_WATERMARK
@@ -22,6 +22,13 @@ URGENT: Final = int(Head.URGENT)
 
 NO_LIMIT: Final = 1 << 62
 """Frames that a feedback channel may hold (rule C7)."""
+
+FEW_ROWS: Final = 1024
+"""Frames that have no more rows than this together may be taken as one: what a call costs by itself matters, then, and
+not what it costs to put them together."""
+
+_FEW_BYTES: Final = 1 << 20
+"""Nor are they joined where they are larger than this."""
 
 _BARRIERS_ANNOUNCED: Final = 16
 
@@ -66,6 +73,7 @@ class ReceivingEnd:
         watermark, idle: as restored from a snapshot.
         store: where waiting rows lie; ``None``: in memory.  With one the receiver is woken while it is blocked, too, so
             that it can give places back (``relieve``).
+        join: makes one batch of several; ``None``: each frame is taken by itself.
 
     >>> end = ReceivingEnd("in", 1)
     >>> end.put(Watermark(5)); end.head() == CONTROL, end.take(1)
@@ -73,8 +81,9 @@ class ReceivingEnd:
     """
 
     __slots__ = (
-        "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_next_arrival", "_offset",
-        "_queue", "_recordings", "_rows_in", "_rows_out", "_store", "_taken", "_uncredited", "_urgent", "announced",
+        "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_join", "_next_arrival",
+        "_offset", "_queue", "_recordings", "_rows_in", "_rows_out", "_store", "_taken", "_uncredited", "_urgent",
+        "announced",
         "capacity_frames", "ended", "idle", "key", "made_again_by", "next_row", "on_credit", "on_ready", "watermark",
     )  # fmt: skip
 
@@ -90,11 +99,12 @@ class ReceivingEnd:
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
         store: FrameStore | None = None,
+        join: Callable[[Sequence[Any]], Any] | None = None,
     ) -> None:
         self.key, self.capacity_frames = key, capacity_frames
         self.on_ready, self.on_credit = on_ready, on_credit
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, False
-        self._store = store
+        self._store, self._join = store, join
         self._queue: deque[Item] = deque()
         self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
         self.announced: deque[Barrier] = deque(maxlen=_BARRIERS_ANNOUNCED)
@@ -190,6 +200,9 @@ class ReceivingEnd:
     def take(self, max_rows: int) -> Item:
         """The next item; of a larger batch only the first ``max_rows`` rows, the rest stays at the head.
 
+        Several frames of few rows that wait are one item where nothing that lies between them says anything: whoever
+        was held up has one call to make, not one for each.
+
         Raises:
             InvariantError: ``head`` is ``EMPTY``.
         """
@@ -223,10 +236,14 @@ class ReceivingEnd:
         else:
             self._queue.popleft()
             self._offset = 0
-            if watermark > self.watermark:
+            risen = watermark > self.watermark
+            if risen:
                 self.watermark = watermark
             taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark, late_before)
             self._frame_left()
+            if self._join is not None and self._queue and not risen and left < FEW_ROWS:
+                taken = self._with_next(taken, self._join, min(max_rows, FEW_ROWS))
+                left = taken.batch.num_rows
         self.idle = False
         self.next_row = taken.first_row + left
         self._rows_out += left
@@ -234,6 +251,28 @@ class ReceivingEnd:
             for log in self._recordings.values():
                 log.append(taken)
         return taken
+
+    def _with_next(self, taken: Rows, join: Callable[[Sequence[Any]], Any], most: int) -> Rows:
+        """The rows of a frame, and those of the frames behind it, up to ``most`` in all.
+
+        A frame whose watermark rises is the last, so that it is heard where it was: which rows are late must not depend
+        on how many frames waited.
+        """
+        batches, rows, size = [taken.batch], taken.batch.num_rows, taken.batch.nbytes
+        while self._queue and type(item := self._queue[0]) is Rows and item.late_before == taken.late_before:
+            rows += item.batch.num_rows
+            size += item.batch.nbytes
+            if rows > most or size > _FEW_BYTES:
+                break
+            self._queue.popleft()
+            batches.append(item.batch)
+            self._frame_left()
+            if item.watermark > self.watermark:
+                self.watermark = item.watermark
+                break
+        if len(batches) == 1:
+            return taken
+        return Rows(join(batches), taken.first_row, self.watermark, taken.late_before)
 
     def _frame_left(self) -> None:
         """A frame's place is free again: tell the sender, for several at a time."""

@@ -13,7 +13,8 @@ honest: the first call, which compiles and imports, does not count; calls that l
 says count only if there are some in a row, and then what was known before is forgotten; and no call is larger than one
 that would keep the limit even if all that the largest known calls cost were per row.
 
-While calls of ``max_rows`` stay within the budget nothing is fitted at all.
+While calls of ``max_rows`` stay within the budget nothing is fitted at all, nor of calls that are far below both what a
+call may have and what it may last.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _GAIN: Final = 0.2
 _FADING: Final = 0.93
 """What one call leaves of the weight of other sizes."""
 _FADED: Final = 0.02
+_FAR_BELOW: Final = 16
 _SPREAD: Final = 0.02
 """Of the sizes of calls, so that two parts can be told from each other."""
 
@@ -202,6 +204,8 @@ class CallSize:
         """A call with so many rows (at least one) lasted so long."""
         if elapsed_ms <= self._budget_ms and self.rows == self._max_rows:
             return
+        if rows * _FAR_BELOW <= self.rows and elapsed_ms * _FAR_BELOW <= self._budget_ms:
+            return  # a thousand calls a second of a few rows each tell nothing about the largest that is good
         self._calls += 1
         if self._calls > 1:
             self.cost.add(rows, elapsed_ms)

@@ -81,26 +81,26 @@ class HashPartitioner:
             DataError: a row without a usable key (null or NaN).
         """
         batch = few_values(batch, self._schema)
-        require_valid_keys(batch, self._keys)
+        keys = require_valid_keys(batch, self._keys)
         rows = batch.num_rows
         if rows == 0:
             return []
         if self._parallelism == 1:
             return [(0, batch)]
         if rows <= _FEW_ROWS:
-            return self._split_few(batch)
-        counts = self._count_targets(batch)
+            return self._split_few(batch, keys)
+        counts = self._count_targets(keys, rows)
         totals = counts.sum(axis=0)
         used = np.flatnonzero(totals)
         if len(used) == 1:
             return [(int(used[0]), batch)]
         return self._split(batch, counts, totals, used)
 
-    def _split_few(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+    def _split_few(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> list[tuple[int, pa.RecordBatch]]:
         """The parts as slices of the rows ordered by target."""
         rows = batch.num_rows
         ends, order = np.zeros(self._parallelism + 1, np.int64), np.empty(rows, np.int64)
-        kernels.order_of_few(self._find_targets(batch), ends, order)
+        kernels.order_of_few(self._find_targets(keys, rows), ends, order)
         places = ends.tolist()
         ranges = [(t, start, end - start) for t, (start, end) in enumerate(pairwise(places)) if end > start]
         if len(ranges) == 1:
@@ -109,13 +109,11 @@ class HashPartitioner:
         moved = cast(pa.RecordBatch, pc.call_function("take", [batch, ordered], _UNCHECKED))
         return [(target, moved.slice(start, size)) for target, start, size in ranges]
 
-    def _find_targets(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Target of each row; a view of ``_targets``."""
-        rows = batch.num_rows
+    def _find_targets(self, columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.int32]:
+        """Target of each row, by its keys; a view of ``_targets``."""
         if len(self._targets) < rows:
             self._targets, self._places = np.empty(rows, np.int32), np.empty(rows, np.int64)
         targets = self._targets[:rows]
-        columns = [batch.column(name) for name in self._keys]
         if self._one_word and columns[0].null_count == 0:
             kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
         elif len(columns) == 1 and isinstance(columns[0], pa.DictionaryArray) and columns[0].null_count == 0:
@@ -134,9 +132,9 @@ class HashPartitioner:
             self._last = values, found
         return self._last[1]
 
-    def _count_targets(self, batch: pa.RecordBatch) -> Counts:
+    def _count_targets(self, keys: Sequence[pa.Array], rows: int) -> Counts:
         """Fills ``_targets``; rows by lane and target."""
-        targets = self._find_targets(batch)
+        targets = self._find_targets(keys, rows)
         counts = np.zeros((kernels.LANES, self._parallelism), np.int64)
         kernels.count(targets, counts)
         return counts

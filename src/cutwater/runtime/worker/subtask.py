@@ -7,6 +7,7 @@ thread that writes it.  Everything runs in the worker's one loop thread.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,7 +186,10 @@ class Subtask:
 
     def flush_if_due(self, now_s: float) -> float:
         """Send what waited long enough in the builders; returns when the next is due (seconds, monotonic)."""
-        return min((c.flush_if_due(now_s) for c in self.outputs), default=float("inf"))
+        due_s = math.inf
+        for channel in self.outputs:
+            due_s = min(due_s, channel.flush_if_due(now_s))
+        return due_s
 
     def flush_idle(self) -> bool:
         """Send what waits in the builders; says whether anything did."""

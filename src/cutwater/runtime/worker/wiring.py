@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import pyarrow as pa
+
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
@@ -159,6 +161,7 @@ class Wiring:
             watermark=known.watermark if known else MIN_WATERMARK,
             idle=known.idle if known else False,
             store=SpillingFrames(self._config.spill_memory_bytes) if spills else None,
+            join=pa.concat_batches,
         )
         if not local:
             self._connections[sender].add_input(channel, edge.schema)

@@ -71,6 +71,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Scope of recovery."""
     publishes_aside: bool = False
     """The driver hears messages while it publishes."""
+    joins_frames: bool = False
+    """Receivers take frames that wait as one."""
     restart: RestartConfig = RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0)
     faults: tuple[Fault, ...] = ()
     requests: tuple[Fault, ...] = ()
@@ -120,6 +122,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
     if far_apart:  # replacements of replacements, of what nothing but determinant logs knows
         kind = "kill_worker" if chance() < 0.7 else "fail_subtask"
         faults = sorted([*faults, *(Fault(30.0 + 20 * k, kind, int(chance() * 256), 0.0) for k in range(4))])
+    joins = random.Random(f"{seed} {world} {protocol} frames").random() < 0.5
     lost, asked = _lost_cores(random.Random(f"{seed} {world} {protocol} cores").random)
     return Schedule(
         world=world,
@@ -135,6 +138,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         aligned_timeout_ms=(0.0, 2.0, 8.0)[int(chance() * 3)],
         roll_rows=(0, 6, 12)[int(chance() * 3)],
         publishes_aside=chance() < 0.3,
+        joins_frames=joins,
         restart=_RESTARTS[int(chance() * 3)],
         faults=tuple(sorted([*faults, *lost])),
         requests=tuple(sorted([*requests, *asked])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cutwater.data.time import MIN_WATERMARK
@@ -40,6 +40,11 @@ class Numbers(tuple[int, ...]):
 
     def slice(self, offset: int = 0, length: int | None = None) -> Numbers:
         return Numbers(self[offset:] if length is None else self[offset : offset + length])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Numbers]) -> Numbers:
+        """The rows of several batches, one after the other."""
+        return cls(number for part in parts for number in part)
 
 
 class Link:
@@ -92,6 +97,7 @@ class Link:
             credit_batch=FRAMES // 2,
             next_row=next((item.first_row for item in log if type(item) is Rows), sent),
             watermark=receiver.heard[index] if receiver else MIN_WATERMARK,
+            join=Numbers.joined if world.schedule.joins_frames else None,
         )
         self.receiving.restore(log)
         self.history = history if history is not None else []

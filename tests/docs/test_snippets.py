@@ -194,19 +194,24 @@ def test_names_of_tests_in_a_page_exist(page: str):
     assert missing == []
 
 
-def test_the_flights_program_in_the_demo_builds():
+def test_the_flights_program_in_the_demo_builds(tmp_path: Path) -> None:
     """The part at the top of the demo, without Spark: its tables and what it promises."""
     import pyarrow as pa
+    import pyarrow.parquet
 
-    import cutwater as cw
+    from cutwater.data.schema_text import as_schema
 
     sys.path.insert(0, str(pages.ROOT / "examples"))
     import flights
 
-    flight_columns = "scheduled timestamp, carrier string, flight long, origin string, delay long, distance long"
-    flight_rows = cw.memory(schema=flight_columns)
-    weather = cw.memory(schema="observed timestamp, origin string, wind double, visibility double")
-    flow = flights.build(flight_rows, weather, pa.table({"carrier": ["UA"], "name": ["United"]}), Path("/out"))
+    tables = {
+        "flights": "scheduled timestamp, carrier string, flight long, origin string, delay long, distance long",
+        "weather": "observed timestamp, origin string, wind double, visibility double",
+    }
+    for name, columns in tables.items():
+        (tmp_path / name).mkdir()
+        pyarrow.parquet.write_table(as_schema(columns).empty_table(), tmp_path / name / "1.parquet")
+    flow = flights.build(tmp_path, pa.table({"carrier": ["UA"], "name": ["United"]}), Path("/out"), rate=1000)
     flow.validate()
     sinks = [s.id for s in flow.graph.steps.values() if s.role == "sink"]
     assert sinks == ["airports", "airlines", "weather_at_departure", "cancellations"]

@@ -90,8 +90,15 @@ def run_once(contender: Contender, rows: int, round: int, scratch: Path) -> dict
     return {**found, "rate": rows / result["seconds"], "others_cpus": others, **result}
 
 
-def measure(contenders: Sequence[Contender], rounds: int, share: float) -> list[dict[str, Any]]:
-    """All contenders in turns, ``rounds`` times; the rows of the table's raw data."""
+def measure(
+    contenders: Sequence[Contender], rounds: int, share: float, keep: Callable[[list[dict[str, Any]], int], Any]
+) -> None:
+    """All contenders in turns, ``rounds`` times.
+
+    Args:
+        keep: called behind each round, with the rows of the table's raw data so far and the number of rounds: a long
+            measurement may be interrupted.
+    """
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as scratch:
         for round in range(1, rounds + 1):
@@ -100,7 +107,7 @@ def measure(contenders: Sequence[Contender], rounds: int, share: float) -> list[
                 runs.append(run)
                 rate, seconds = run["rate"] / 1e6, run["seconds"]
                 print(f"round {round}  {contender.name:<20} {rate:8.2f} M events/s  ({seconds:.1f} s)", flush=True)
-    return runs
+            keep(runs, round)
 
 
 def choose(contenders: Sequence[Contender], only: str | None) -> list[Contender]:
@@ -135,11 +142,15 @@ def run_all(contenders: Sequence[Contender], arguments: argparse.Namespace, file
     A quick run has a file of its own, ``<file>-quick.json``: it replaces no figures.
     """
     rounds, share = (1, QUICK) if arguments.quick else (arguments.rounds, 1.0)
+    data: dict[str, Any] = {}
+
+    def keep(runs: list[dict[str, Any]], round: int) -> None:
+        data.update({"machine": facts(), "rounds": round, "share": share, "runs": runs})
+        OUT.mkdir(parents=True, exist_ok=True)
+        (OUT / f"{file}{'-quick' if arguments.quick else ''}.json").write_text(json.dumps(data, indent=1) + "\n")
+
     try:
-        runs = measure(choose(contenders, arguments.only), rounds, share)
+        measure(choose(contenders, arguments.only), rounds, share, keep)
     except (RunError, WrongResultError) as e:
         sys.exit(str(e))
-    data = {"machine": facts(), "rounds": rounds, "share": share, "runs": runs}
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{file}{'-quick' if arguments.quick else ''}.json").write_text(json.dumps(data, indent=1) + "\n")
     return data

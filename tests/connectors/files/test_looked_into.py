@@ -6,6 +6,8 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_bad_input import Context
 
@@ -114,3 +116,18 @@ def test_a_bad_row_is_met_by_whoever_reads_the_file(tmp_path: Path) -> None:
     while not reader.exhausted:
         reader.read(100)
     assert [position for position, _ in context.letters] == [21]
+
+
+def test_footers_are_kept_while_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": [1, 2]}), path)
+    footer = pq.read_metadata(path)
+    monkeypatch.setattr(looked_into, "_FOOTER_BYTES", 2 * footer.serialized_size)
+    kept = looked_into.LookedInto(dictionaries=False)
+    for split in ("a", "b", "b", "c"):
+        kept.keep_footer(split, footer)
+    assert kept.take_footer("a") is footer
+    assert kept.take_footer("a") is None, "it is taken once"
+    assert kept.take_footer("c") is None, "there was no room"
+    kept.keep_footer("c", footer)
+    assert kept.take_footer("c") is footer

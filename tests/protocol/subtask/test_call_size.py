@@ -141,6 +141,17 @@ def test_while_calls_of_the_most_rows_keep_to_the_budget_nothing_is_fitted() -> 
     assert (size.rows, size.cost.calls) == (MAX_ROWS, before)
 
 
+def test_calls_far_below_both_limits_are_not_fitted_and_long_ones_of_few_rows_are() -> None:
+    size = CallSize(BUDGET_MS, MAX_CALL_MS, MAX_ROWS)
+    for _ in range(100):
+        size.observe(3, 0.1)
+    assert size.cost.calls == 0
+    for rows in (3, 4, 3, 5, 3, 4):
+        size.observe(rows, 400.0)
+    assert size.cost.of(4) == pytest.approx(400.0, rel=0.5)
+    assert size.rows < MAX_ROWS
+
+
 def test_calls_of_one_size_say_nothing_of_the_two_parts() -> None:
     cost = CallCost()
     for _ in range(10):

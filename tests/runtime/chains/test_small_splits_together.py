@@ -5,9 +5,12 @@ That late rows and windows are the same at any order of reading is in ``test_lat
 
 from __future__ import annotations
 
+import json
 import random
+from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from late_world import SCHEMA, SECOND, ZERO, File, World
 
@@ -15,8 +18,10 @@ from cutwater.connectors.files.source import FileSource
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import DataError
 from cutwater.operators.window.kinds import TumblingWindow
+from cutwater.plan.graph import Step, StreamType
 from cutwater.runtime.chains import source_runner
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
+from cutwater.runtime.control.messages import SplitAssignment
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +104,22 @@ def test_a_row_beyond_the_bound_of_its_file_keeps_its_own_time(tmp_path: Path) -
     assert ids([late]) == [12, 13]
     assert late.late_before == ZERO + (140 - 5) * SECOND - 1
     assert [ids([read]) for read in reads].index([12, 13]) == 1, "rows before it came with those of the file before"
+
+
+def test_files_whose_texts_come_as_dictionaries_are_not_joined_with_others(tmp_path: Path) -> None:
+    """Few different texts come as a dictionary, many do not."""
+    texts = [["a", "b"] * 1500, ["b", "c"] * 1500, [f"text {n}" for n in range(3000)], ["c", "a"] * 1500]
+    for number, those in enumerate(texts):
+        lines = (json.dumps({"k": text, "n": n}) for n, text in enumerate(those))
+        (tmp_path / f"{number}.json").write_text("\n".join(lines) + "\n")
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    step = Step("in", "read", FileSource(tmp_path, schema=schema), (), (StreamType(schema, None),), options={})
+    reader = SourceRunner(step, 0, dictionaries=True)
+    reader.assign([SplitAssignment(s.id, s.data, None, MIN_WATERMARK, False) for s in reader.source.discover()], True)
+    batches = [batch for read in all_reads(reader, 1 << 14) for _, batch in read.outputs]
+    assert [text for batch in batches for text in batch.column("k").to_pylist()] == [*chain.from_iterable(texts)]
+    kinds = [(pa.types.is_dictionary(batch.schema.field("k").type), batch.num_rows) for batch in batches]
+    assert kinds == [(True, 6000), (False, 3000), (False, 3000)], "after many no dictionary is tried any more"
 
 
 def test_files_at_a_pace_are_read_one_by_one(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ _FADING: Final = 0.93
 """What one call leaves of the weight of other sizes."""
 _FADED: Final = 0.02
 _FAR_BELOW: Final = 16
+"""A call with so many times fewer rows than it might have, and that much shorter than it may last, is not fitted."""
 _SPREAD: Final = 0.02
 """Of the sizes of calls, so that two parts can be told from each other."""
 

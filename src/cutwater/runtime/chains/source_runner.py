@@ -12,7 +12,7 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ import pyarrow as pa
 from cutwater.connectors.base import (
     Source,
     SourceHooks,
-    Split,
     SplitReader,
     dead_letter_schema,
     earliest_time,
@@ -33,11 +32,10 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.row_filters import RowFilter
 from cutwater.plan.graph import Step
 from cutwater.protocol.subtask.source_times import SplitTimes, SubtaskTime, watermark_after
+from cutwater.runtime.chains.assigned_splits import AssignedSplit, AssignedSplits, SplitRecords
 from cutwater.runtime.chains.kernels import highest_in_bound
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
-from cutwater.storage.snapshot.manifest import SplitRecord
-from cutwater.storage.snapshot.packed_splits import BLOCK_SPLITS, pack
 
 
 def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us: int) -> tuple[list[int], list[int]]:
@@ -116,10 +114,9 @@ def _rows_of(read: Read) -> int:
     return sum(batch.num_rows for output, batch in read.outputs if output == 0)
 
 
-def _alike(parts: list[Read], more: Read) -> bool:
-    """Whether their rows can be one batch: texts may come as dictionaries or not."""
-    schemas = [batch.schema for read in (*parts, more) for output, batch in read.outputs if output == 0]
-    return all(schema.equals(schemas[0]) for schema in schemas)
+def _schema_of(read: Read) -> pa.Schema | None:
+    """Of its rows, in which texts may come as dictionaries or not; ``None``: it has none."""
+    return next((batch.schema for output, batch in read.outputs if output == 0), None)
 
 
 def _joined(parts: list[Read]) -> Read:
@@ -127,37 +124,6 @@ def _joined(parts: list[Read]) -> Read:
     rows = [batch for part in parts for output, batch in part.outputs if output == 0]
     others = [output for part in parts for output in part.outputs if output[0] != 0]
     return Read([*([(0, pa.concat_batches(rows))] if rows else []), *others], parts[-1].watermark)
-
-
-@dataclass(slots=True)
-class _Split:
-    record: Split
-    position: Any
-    max_time: int
-    done: bool
-    idle: bool
-    place: int
-    """Among those that the subtask was given."""
-    reader: SplitReader | None = None
-    retry_s: float = 0.0
-    pause_s: float = 0.0
-    """How long it was left alone the last time; 0: it had something to give."""
-    quiet_since_s: float | None = None
-    """It has had nothing to give since then."""
-
-    @property
-    def at_cut(self) -> SplitRecord:
-        """For a snapshot: the position is that of the next unread row."""
-        position = self.reader.position if self.reader else self.position
-        return SplitRecord(self.record.id, self.record.data, position, self.max_time, self.done, self.idle)
-
-
-class SplitRecords(NamedTuple):
-    """What a snapshot says of the splits of a subtask, in the order in which they were given to it."""
-
-    packed: list[bytes]
-    """Blocks of the first ones."""
-    splits: list[SplitRecord]
 
 
 @dataclass
@@ -187,11 +153,7 @@ class SourceRunner:
     rows: int = 0
     rows_passed_over: int = 0
     """That were not read, since they fulfil no filter."""
-    _splits: dict[str, _Split] = field(default_factory=dict[str, _Split])
-    _given: list[_Split] = field(default_factory=list[_Split])
-    """The same in order."""
-    _packed: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """Blocks of them for snapshots, as long as nothing changes in them."""
+    _splits: AssignedSplits = field(default_factory=AssignedSplits)
     _order: list[str] = field(default_factory=list[str])
     _dead: list[tuple[str, int, str, str]] = field(default_factory=list[tuple[str, int, str, str]])
     _tokens: float = 0.0
@@ -239,17 +201,14 @@ class SourceRunner:
         """More splits, with the position to read each from."""
         for s in splits:
             if s.id not in self._splits:
-                split = _Split(Split(s.id, s.data), s.position, s.max_time, s.done, s.idle, len(self._given))
-                self._splits[s.id] = split
-                self._given.append(split)
-                self._admit(split)
+                self._admit(self._splits.add(s))
                 if not s.done:
                     self._order.append(s.id)
         if splits:
             self._step_idle, self._quiet_since_s = False, None
         self.no_more = self.no_more or no_more
 
-    def _admit(self, split: _Split) -> None:
+    def _admit(self, split: AssignedSplit) -> None:
         """From now on the split has a say in the subtask's time.
 
         One that comes when time has passed already begins there: what is older is late, whoever reads it, and a
@@ -269,17 +228,8 @@ class SourceRunner:
         self._order.clear()
 
     def records(self) -> SplitRecords:
-        """Positions for the snapshot: the next unread row of each split.
-
-        Blocks of splits that were not read since the last one are as they were then.
-        """
-        whole = len(self._given) // BLOCK_SPLITS
-        for block in range(whole):
-            if block not in self._packed:
-                first = block * BLOCK_SPLITS
-                self._packed[block] = pack([split.at_cut for split in self._given[first : first + BLOCK_SPLITS]])
-        packed = [self._packed[block] for block in range(whole)]
-        return SplitRecords(packed, [split.at_cut for split in self._given[whole * BLOCK_SPLITS :]])
+        """Positions for the snapshot."""
+        return self._splits.records()
 
     @property
     def exhausted(self) -> bool:
@@ -349,13 +299,15 @@ class SourceRunner:
         if found is None or not self._may_join(found, left):
             return found
         parts, most = [found], min(max_rows, _JOIN_ROWS)
-        rows = _rows_of(found)
+        rows, schema = _rows_of(found), _schema_of(found)
         while rows < most and self._order and time.perf_counter() < ends_s:
             left = len(self._order)
             more = self._next(most - rows, now_s)
             if more is None:
                 break
-            if more.late_before != MIN_WATERMARK or not _alike(parts, more):
+            theirs = _schema_of(more)
+            schema = theirs if schema is None else schema
+            if more.late_before != MIN_WATERMARK or (theirs is not None and theirs != schema):
                 self._queued.insert(0, more)
                 break
             parts.append(more)
@@ -395,17 +347,17 @@ class SourceRunner:
                 return self._idles(split)
         return self._package(batch, split)
 
-    def _falls_idle(self, split: _Split, now_s: float) -> bool:
+    def _falls_idle(self, split: AssignedSplit, now_s: float) -> bool:
         if self._idle_timeout_s is None or split.idle:
             return False
         if split.quiet_since_s is None:
             split.quiet_since_s = now_s
         return now_s - split.quiet_since_s >= self._idle_timeout_s
 
-    def _idles(self, split: _Split) -> Read:
+    def _idles(self, split: AssignedSplit) -> Read:
         """The split had nothing to give for so long that it holds nobody back until it has."""
         split.idle = True
-        self._changed(split)
+        self._splits.changed(split)
         self._times.idles(split.record.id)
         return Read(self._take_dead(), self._risen())
 
@@ -416,15 +368,15 @@ class SourceRunner:
     @property
     def origin(self) -> str:
         """For messages: what was read last."""
-        origins = [reader.origin for reader in (*self._read_from[:1], *self._read_from[1:][-1:])]
-        return " to ".join(origins)
+        read = self._read_from
+        ends = read if len(read) < 2 else [read[0], read[-1]]
+        return " to ".join(reader.origin for reader in ends)
 
     def restore_watermark(self, watermark: int) -> None:
         """Go on from a snapshot: the watermark never falls.  Called once, after the splits of then were assigned."""
         self._watermark = self._told = watermark
-        self._packed.clear()
         self._times = SplitTimes(self._bound_us, self._ordered)
-        for split in self._splits.values():
+        for split in self._splits:
             self._admit(split)
 
     # ---------------------------------------------------------------------------------------- time of the whole step
@@ -478,13 +430,13 @@ class SourceRunner:
         return max(0.0, self._quiet_since_s + self._idle_timeout_s - now_s)
 
     def close(self) -> None:
-        for split in self._splits.values():
+        for split in self._splits:
             if split.reader is not None:
                 split.reader.close()
 
     # -------------------------------------------------------------------------------------------------- internals
 
-    def _pick(self, now_s: float) -> _Split | None:
+    def _pick(self, now_s: float) -> AssignedSplit | None:
         order = self._order
         if not order:
             return None
@@ -496,7 +448,7 @@ class SourceRunner:
                 return self._splits[split_id]
         return None
 
-    def _read(self, split: _Split, max_rows: int) -> pa.RecordBatch | None:
+    def _read(self, split: AssignedSplit, max_rows: int) -> pa.RecordBatch | None:
         if self.limit is not None and self._is_held(split):
             return None
         if split.reader is None:
@@ -515,15 +467,15 @@ class SourceRunner:
         self._read_from.append(split.reader)
         return batch
 
-    def _limit_of(self, split: _Split) -> ReadLimit | None:
+    def _limit_of(self, split: AssignedSplit) -> ReadLimit | None:
         """How far a leader lets a split be read; ``None``: nothing of it, if there is a leader."""
         return self.limit.splits.get(split.record.id) if self.limit is not None else None
 
-    def _may_end(self, split: _Split) -> bool:
+    def _may_end(self, split: AssignedSplit) -> bool:
         limit = self._limit_of(split)
         return self.limit is None or (limit is not None and limit.done)
 
-    def _is_held(self, split: _Split) -> bool:
+    def _is_held(self, split: AssignedSplit) -> bool:
         """The leader has not read on."""
         limit = self._limit_of(split)
         if limit is None or limit.done:
@@ -538,7 +490,7 @@ class SourceRunner:
             return False
         return not self.exhausted and all(self._is_held(self._splits[id]) for id in self._order)
 
-    def _count_passed_over(self, split: _Split) -> None:
+    def _count_passed_over(self, split: AssignedSplit) -> None:
         """Rows that were left out count for the time of the split like those that were read before its next ones."""
         passed = take_passed_over(split.reader) if split.reader is not None else None
         if passed is not None:
@@ -547,7 +499,7 @@ class SourceRunner:
                 split.max_time = passed.latest_us
                 self._times.reached(split.record.id, split.max_time)
 
-    def _finish(self, split: _Split) -> None:
+    def _finish(self, split: AssignedSplit) -> None:
         assert split.reader is not None
         self._count_passed_over(split)
         split.position, split.done = split.reader.position, True
@@ -564,12 +516,8 @@ class SourceRunner:
         self._token_s = now_s
         return self._tokens
 
-    def _changed(self, split: _Split) -> None:
-        """What a snapshot says of the split is not what it said before."""
-        self._packed.pop(split.place // BLOCK_SPLITS, None)
-
-    def _package(self, batch: pa.RecordBatch | None, split: _Split) -> Read | None:
-        self._changed(split)
+    def _package(self, batch: pa.RecordBatch | None, split: AssignedSplit) -> Read | None:
+        self._splits.changed(split)
         self._count_passed_over(split)
         dead = self._take_dead()
         if batch is not None and batch.num_rows:
@@ -655,7 +603,7 @@ class SourceRunner:
             self._dead.append((origin, -1, reason, json.dumps(row, default=str)))
         return batch.filter(column.is_valid()), self._take_dead()
 
-    def _cut(self, batch: pa.RecordBatch | None, split: _Split) -> list[Read]:
+    def _cut(self, batch: pa.RecordBatch | None, split: AssignedSplit) -> list[Read]:
         """The batch in parts: one for each time that its late rows are judged by, and the rows that need none."""
         if batch is None or batch.num_rows == 0:
             return [Read([], self._watermark)]

@@ -26,6 +26,7 @@ from cutwater.protocol.determinants import CONTROL, OWN, Choice, ChoiceKind, Cho
 from cutwater.protocol.job.recovery_scope import Subtask as SubtaskKey
 from cutwater.protocol.subtask.source_times import SubtaskTime
 from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.runtime.chains.assigned_splits import AssignedSplit
 from cutwater.runtime.chains.chain import ProcessingClock
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.control.determinant_logs import DeterminantLogs
@@ -202,7 +203,6 @@ class RecordingSource(SourceRunner):
         self._log = determinants
         self._hidden: list[SplitAssignment] = []
         self._all_known = self._drained = False
-        self._places: dict[str, int] = {}
         self._gathered: list[pa.RecordBatch] = []
         self._retry_s = 0.0
 
@@ -217,7 +217,6 @@ class RecordingSource(SourceRunner):
         count = len(self._hidden) if known is None else known - len(self._splits)
         fresh, self._hidden = self._hidden[:count], self._hidden[count:]
         super().assign(fresh, self._all_known and known is None)
-        self._places = {id: place for place, id in enumerate(self._splits)}
         if known is None:
             self._log.chose(ChoiceKind.SPLITS, len(self._splits))
 
@@ -225,8 +224,8 @@ class RecordingSource(SourceRunner):
         self._log.chose(ChoiceKind.STEP_TIME, value=watermark)
         return super()._take_step_time(watermark)
 
-    def _idles(self, split: Any) -> Read:
-        self._log.chose(ChoiceKind.IDLE_SPLIT, self._places[split.record.id])
+    def _idles(self, split: AssignedSplit) -> Read:
+        self._log.chose(ChoiceKind.IDLE_SPLIT, split.place)
         return super()._idles(split)
 
     def report(self, now_s: float) -> SubtaskTime | None:
@@ -261,10 +260,10 @@ class RecordingSource(SourceRunner):
             self._log.chose(ChoiceKind.READ_ON)
         return super().read(max_rows, now_s)
 
-    def _package(self, batch: pa.RecordBatch | None, split: Any) -> Read | None:
+    def _package(self, batch: pa.RecordBatch | None, split: AssignedSplit) -> Read | None:
         rows = batch.num_rows if batch is not None else 0
         if rows or split.done:
-            self._log.chose(ChoiceKind.READ, self._places[split.record.id], rows, int(split.done))
+            self._log.chose(ChoiceKind.READ, split.place, rows, int(split.done))
         return super()._package(batch, split)
 
     def read_again(self, now_s: float) -> tuple[bool, Read | None]:
@@ -277,7 +276,7 @@ class RecordingSource(SourceRunner):
         if choice.kind is ChoiceKind.STEP_TIME:
             self._log.made(ChoiceKind.STEP_TIME)
             return True, super()._take_step_time(choice.value)
-        split = self._given[choice.place]
+        split = self._splits.at(choice.place)
         if choice.kind is ChoiceKind.IDLE_SPLIT:
             self._log.made(ChoiceKind.IDLE_SPLIT)
             return True, super()._idles(split)

@@ -24,8 +24,9 @@ from cutwater.protocol.subtask.host import ChannelLog, LoopReport, SubtaskChanne
 from cutwater.protocol.subtask.loop import IdleReason, SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
+from cutwater.runtime.chains.assigned_splits import SplitRecords
 from cutwater.runtime.chains.chain import Chain, ProcessingClock, SinkOperator, StepCosts
-from cutwater.runtime.chains.source_runner import Read, SourceRunner, SplitRecords
+from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.snapshots import FrozenSubtask, LoggedChannel, SubtaskLogs
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord

@@ -3,8 +3,7 @@
 A freeze copies nothing and moves nothing.  Each column counts its freezes, in *epochs*, and a record says in which
 epoch it was written.  The first write behind a freeze sets aside what the record held, if somebody may still read that
 freeze; a map that is to be changed in place is copied then, and of a list, which only grows in place, it is set aside
-how long it was.  Whoever reads a frozen column takes what was set
-aside wherever the record is newer.
+how long it was.  Whoever reads a frozen column takes what was set aside wherever the record is newer.
 
 A dict may get no keys and lose none while another thread goes through it.  So new keys go to a dict on top as long as
 somebody reads, and keys without anything stay until nobody does.  Where checkpoints overlap somebody always does: then

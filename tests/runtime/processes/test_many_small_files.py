@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +44,23 @@ def write_files(folder: Path, kind: str, first: int, count: int) -> None:
         hidden.rename(path)
 
 
+@dataclass(frozen=True)
 class Slow:
-    """``map_batches`` function that takes its time."""
+    """``map_batches`` function that takes its time for each row, however many files are read together."""
+
+    row_s: float
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            time.sleep(0.01)
+            time.sleep(batch.num_rows * self.row_s)
             yield batch
 
 
-def flow_over(folder: Path, kind: str, out: Path, **options: Any) -> cw.Dataflow:
+def flow_over(folder: Path, kind: str, out: Path, row_s: float, **options: Any) -> cw.Dataflow:
     flow = cw.Dataflow("many")
     files = cw.files(folder, format=kind, schema=SCHEMA, **options)
     events = flow.read("events", files, event_time="at", out_of_order="10s")
-    slow = events.map_batches("slow", Slow(), schema=SCHEMA)
+    slow = events.map_batches("slow", Slow(row_s), schema=SCHEMA)
     windows = slow.key_by("k").window("w", cw.tumbling("20s"))
     windows.aggregate("sums", n=cw.count(), ids=cw.sum("id")).write("out", cw.files(str(out), roll_rows=50))
     return flow
@@ -76,7 +80,8 @@ def check(start: Any, folder: Path, kind: str, seed: int, parallelism: int, then
     (folder / "in").mkdir()
     write_files(folder / "in", kind, 0, FILES)
     checkpoints = folder / "checkpoints"
-    flow = flow_over(folder / "in", kind, folder / "out")
+    row_s = 3.0 * max(parallelism, then) / (FILES * ROWS)  # three seconds at least, or it ends before it is rescaled
+    flow = flow_over(folder / "in", kind, folder / "out", row_s)
     job = start(flow, parallelism=parallelism, checkpoint=str(checkpoints), recovery=recovery)
     disturb(job, chance, then, FILES * ROWS // 20)
     assert job.await_termination(90)
@@ -111,7 +116,7 @@ def test_files_that_come_while_many_are_there_are_read_once_through_a_kill_and_a
     (tmp_path / "in").mkdir()
     first = FILES - 100
     write_files(tmp_path / "in", "csv", 0, first)
-    flow = flow_over(tmp_path / "in", "csv", tmp_path / "out", watch=True, settle_ms=0, end_marker="_END")
+    flow = flow_over(tmp_path / "in", "csv", tmp_path / "out", 0.0005, watch=True, settle_ms=0, end_marker="_END")
     job = start(flow, parallelism=2, checkpoint=str(tmp_path / "checkpoints"))
     disturb(job, random.Random(5), 1, first * ROWS // 10)
     for number in range(first, FILES, 20):

@@ -30,13 +30,18 @@ def first_bytes(data: Any, start: Any, length: Any) -> Any:
 @kernel
 def pack_texts(data: Any, offsets: Any, words: Any, column: Any) -> Any:
     """Fill two columns of ``words`` from each text; False: one is too long, and what was filled means nothing."""
+    safe = np.int64(data.shape[0]) - 2 * _WORD
     for i in range(words.shape[0]):
         start = np.int64(offsets[i])
         length = np.int64(offsets[i + 1]) - start
         if length > SHORT_BYTES:
             return False
-        words[i, column] = first_bytes(data, start, min(length, _WORD))
-        rest = first_bytes(data, start + _WORD, max(length - _WORD, 0))
+        if start <= safe:
+            words[i, column] = load_u64(data, start) & low_bytes(min(length, _WORD))
+            rest = load_u64(data, start + _WORD) & low_bytes(max(length - _WORD, 0))
+        else:
+            words[i, column] = first_bytes(data, start, min(length, _WORD))
+            rest = first_bytes(data, start + _WORD, max(length - _WORD, 0))
         words[i, column + 1] = rest | np.uint64(length) << LENGTH
     return True
 

@@ -139,19 +139,14 @@ class HashPartitioner:
         kernels.count(targets, counts)
         return counts
 
-    def _find_places(self, rows: int, counts: Counts, first: Counts) -> Counts:
-        """Where each row goes if those of a target begin at ``first``."""
-        where = self._places[:rows]
-        kernels.places(self._targets[:rows], first + np.cumsum(counts, axis=0) - counts, where)
-        return where
-
     def _split(
         self, batch: pa.RecordBatch, counts: Counts, totals: Counts, used: npt.NDArray[np.int64]
     ) -> list[tuple[int, pa.RecordBatch]]:
         rows = batch.num_rows
         padded = -(-totals // _ALIGN_ROWS) * _ALIGN_ROWS
         starts = np.cumsum(padded) - padded
-        where = self._find_places(rows, counts, starts)
+        where = self._places[:rows]
+        kernels.places(self._targets[:rows], starts + np.cumsum(counts, axis=0) - counts, where)
         moved_otherwise: list[tuple[int, pa.Array]] = []
         parts: list[list[Any]] = [[None] * batch.num_columns for _ in used]
         ranges = [(int(starts[t]), int(totals[t])) for t in used]
@@ -170,26 +165,17 @@ class HashPartitioner:
                 whole = dictionary is None
                 part[c] = moved if whole else pa.DictionaryArray.from_arrays(moved, dictionary, safe=False)
         if moved_otherwise:
-            self._take(moved_otherwise, counts, totals, used, parts)
+            order = np.empty(int(padded.sum()), np.int64)
+            kernels.order(where, order)
+            for part, (start, size) in zip(parts, ranges, strict=True):
+                _take(moved_otherwise, order[start : start + size], part)
         schema = batch.schema
         return [(int(t), pa.RecordBatch.from_arrays(p, schema=schema)) for t, p in zip(used, parts, strict=True)]
 
-    def _take(
-        self,
-        columns: list[tuple[int, pa.Array]],
-        counts: Counts,
-        totals: Counts,
-        used: npt.NDArray[np.int64],
-        parts: list[list[Any]],
-    ) -> None:
-        """The columns of other kinds, ordered by target, into their place in ``parts``."""
-        rows = len(columns[0][1])
-        starts = np.cumsum(totals) - totals
-        buffer, order = new_buffer(rows, np.int64)
-        kernels.order(self._find_places(rows, counts, starts), order)
-        taken = pa.Array.from_buffers(pa.int64(), rows, [None, buffer])
-        for c, column in columns:
-            text = is_text_or_bytes(column.type) and column.null_count == 0
-            moved = take_texts(column, order) if text else column.take(taken)
-            for part, t in zip(parts, used, strict=True):
-                part[c] = moved.slice(int(starts[t]), int(totals[t]))
+
+def _take(columns: list[tuple[int, pa.Array]], rows: npt.NDArray[np.int64], part: list[Any]) -> None:
+    """These rows of the columns of other kinds, into their place in ``part``."""
+    taken = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
+    for c, column in columns:
+        text = is_text_or_bytes(column.type) and column.null_count == 0
+        part[c] = take_texts(column, rows) if text else column.take(taken)

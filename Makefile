@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-full check bench chaos docs lock clean
+.PHONY: help setup run run-kafka test test-full check bench chaos docs servers lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ $(WARM): $(STAMP) $(shell find src/cutwater -name '*kernels.py') src/cutwater/st
 run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL
 	@$(BIN)/python examples/flights.py
 
+run-kafka: setup  ## exactly-once demo on a broker of its own: a worker, the driver and the broker are killed
+	@$(BIN)/python examples/kafka_clicks.py
+
 test: setup  ## the test suite (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --session-timeout=1800 --durations=15 -rR -m "not chaos and not full"
 
@@ -49,9 +52,12 @@ bench: setup  ## keyed count against Flink, Bytewax and bare kernels (installs t
 chaos: setup  ## 490 SIGKILLs of workers, executors and drivers: each recovery scope, each protocol (half an hour or more)
 	@$(BIN)/python -m pytest -m chaos -s
 
+servers: setup  ## fetch the servers that tests start (Kafka; once)
+	@$(BIN)/python -m servers
+
 lock:  ## write the lock file anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --no-emit-index-url \
 	  --python-version 3.11 --all-extras --group dev -o requirements/dev.lock pyproject.toml
 
 clean:  ## remove what was made here
-	rm -rf $(VENV) .peers out build dist
+	rm -rf $(VENV) .peers .servers out build dist

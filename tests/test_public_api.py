@@ -17,6 +17,7 @@ PUBLIC = {
     "console",
     "discard",
     "files",
+    "kafka",
     "generate",
     "memory",
     "rate",

@@ -62,6 +62,7 @@ __all__ = [
     "first",
     "generate",
     "global_window",
+    "kafka",
     "last",
     "max",
     "mean",
@@ -85,6 +86,7 @@ _HOMES = {
     "cutwater.connectors.discard": ("discard",),
     "cutwater.connectors.files.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
+    "cutwater.connectors.kafka.kafka": ("kafka",),
     "cutwater.connectors.memory": ("memory",),
     "cutwater.connectors.table_sink": ("table",),
     "cutwater.api.aggregates": (
@@ -145,6 +147,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.discard import discard
     from cutwater.connectors.files.files import files
     from cutwater.connectors.generate import generate, rate
+    from cutwater.connectors.kafka.kafka import kafka
     from cutwater.connectors.memory import memory
     from cutwater.connectors.table_sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError

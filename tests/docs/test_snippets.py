@@ -123,6 +123,16 @@ def test_the_example_with_loops_heals_and_agrees_with_networkx(tmp_path: Path):
     assert re.search(says, done.stdout)
 
 
+@pytest.mark.full
+@pytest.mark.spark
+def test_what_make_run_kafka_runs_heals_and_agrees_with_polars():
+    """Processes of its own: a broker, a job whose worker and driver die, and the broker dies, too."""
+    example = str(pages.ROOT / "examples" / "kafka_clicks.py")
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exactly these, each once" in done.stdout
+
+
 def commands() -> list[tuple[str, str]]:
     found = [(pages.name(p), line) for p in pages.PAGES for b in pages.blocks(p, "sh") for line in b.text.splitlines()]
     return [(page, line.partition("#")[0].strip()) for page, line in found if line.strip()]

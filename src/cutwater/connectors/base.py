@@ -7,7 +7,7 @@ told that the checkpoint completed; commit is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -386,6 +386,16 @@ class SourceHooks:
     def stage(self, *where: object) -> Source:
         """The source over a copy of its rows in a folder; by default itself."""
         return cast(Any, self.source).stage(*where) if self.is_staged else self.source
+
+    def goes_on(self, known: Mapping[str, Json], listed: list[Split]) -> list[Split]:
+        """What was listed, as it is to be read where a snapshot has some of the splits; by default as it is.
+
+        Args:
+            known: what the snapshot says of its splits (``Split.data``), by their ids.
+            listed: by ``discover`` since the driver began, those known among them.
+        """
+        own = getattr(self.source, "goes_on", None)
+        return listed if own is None else own(known, listed)
 
     def stop(self) -> None:
         """End whatever stages rows all the time; by default nothing does."""

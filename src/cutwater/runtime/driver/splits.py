@@ -48,6 +48,10 @@ class Splits:
             for record in manifest.subtasks if manifest else ():
                 if step.id in record.splits:
                     records[record.subtask] = self._as_listed(step.id, record.splits[step.id])
+            if records:
+                known = {split.id: split.data for splits in records.values() for split in splits}
+                hooks = SourceHooks(cast(Source, step.spec))
+                self._discovered[step.id] = hooks.goes_on(known, self._discovered.get(step.id, []))
             order: dict[str, int] = {}
             for place, split in enumerate(self._discovered.get(step.id, [])):
                 order[split.id] = place

@@ -1,0 +1,1 @@
+"""Kafka: topics as replayable sources, and as sinks that commit with a checkpoint."""

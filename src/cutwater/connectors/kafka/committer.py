@@ -1,0 +1,191 @@
+"""Epochs into a topic, each in one transaction with its marker.  See ``docs/decisions/0055-kafka.md``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Sequence
+
+import pyarrow as pa
+
+from cutwater.connectors.base import Json, SinkSnapshot
+from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle
+from cutwater.connectors.kafka.markers import Marker, Markers
+from cutwater.connectors.kafka.producer import Producer
+from cutwater.connectors.staging import StagingArea, incarnation_of
+from cutwater.connectors.staging_folders import StoreFolder
+from cutwater.errors import FencedError, StorageError
+
+
+class TransactionalProducers:
+    """The producers of a write step in this process, one for each subtask, made when first needed.
+
+    Rows are staged only once their subtask has a marker (``announce``), so whoever may ever commit some has one, and a
+    restore finds all of them.
+
+    Args:
+        markers: of the step.
+        make: a producer with a transactional id.
+        send: hands rows to a producer and waits for nothing; returns what must stay in memory meanwhile.
+    """
+
+    def __init__(
+        self, markers: Markers, make: Callable[[str], Producer], send: Callable[[Producer, pa.Table], object]
+    ) -> None:
+        self._markers, self._make, self._send = markers, make, send
+        self._made: dict[int, tuple[Producer, Marker]] = {}
+        self._lock = threading.RLock()
+        """The loop commits while the snapshot thread announces."""
+
+    def announce(self, subtask: int, incarnation: int) -> None:
+        """Make the subtask's producer, and leave a marker if there is none.
+
+        Raises:
+            FencedError, StorageError: as ``Producer``.
+        """
+        with self._lock:
+            if subtask in self._made:
+                return
+            if self._take_over(subtask) is None:
+                self._mark(subtask, Marker(0, incarnation), None)
+
+    def write(self, rows: pa.Table, epoch: EpochHandle, incarnation: int) -> None:
+        """The rows of an epoch, if they are not in and may come in.
+
+        Args:
+            incarnation: on whose word.
+
+        Raises:
+            FencedError, StorageError: as ``Producer``; or it cannot be told whether they are in.
+        """
+        with self._lock:
+            if epoch.subtask not in self._made and self._take_over(epoch.subtask) is None:
+                self.close()
+                raise StorageError(
+                    f"kafka group {self._markers.group(epoch.subtask)!r} has no marker any more: it cannot be told "
+                    f"whether the rows of checkpoint {epoch.checkpoint_id} are in the topic",
+                    hint="A group's offsets expire (offsets.retention.minutes of the broker; 7 days). Look at the end "
+                    "of the topic; restored with the sink under another step id, the job does not write them.",
+                )
+            producer, marker = self._made[epoch.subtask]
+            if marker.admits(epoch.checkpoint_id, incarnation):
+                after = Marker(epoch.checkpoint_id, incarnation)
+                self._mark(epoch.subtask, after, lambda: self._send(producer, rows))
+
+    def fence(self, incarnation: int, subtasks: Container[int] | None) -> None:
+        """From now on nobody of a smaller incarnation writes.
+
+        Args:
+            subtasks: whose; ``None``: all.
+
+        Raises:
+            FencedError: somebody of a larger one does already.
+            StorageError: as ``Producer``.
+        """
+        with self._lock:
+            for subtask in self._markers.subtasks():
+                if subtasks is not None and subtask not in subtasks:
+                    continue
+                before = self._take_over(subtask)
+                if before is not None and before.incarnation > incarnation:
+                    raise FencedError(
+                        f"kafka group {self._markers.group(subtask)!r}: attempt {before.incarnation} of the job "
+                        f"writes already, this is {incarnation}",
+                        hint="Another driver has taken over the job.",
+                    )
+                if before is not None and before.incarnation < incarnation:
+                    self._mark(subtask, Marker(before.checkpoint_id, incarnation), None)
+
+    def close(self) -> None:
+        """End all of them; later ones are made anew."""
+        with self._lock:
+            for producer, _ in self._made.values():
+                producer.close()
+            self._made.clear()
+
+    def _take_over(self, subtask: int) -> Marker | None:
+        """Whatever the id's last producer did is decided now; returns the marker."""
+        producer = self._make(self._markers.group(subtask))
+        try:
+            producer.begin_as_only_one()
+            found = self._markers.of(subtask)
+        except BaseException:
+            producer.close()
+            raise
+        self._made[subtask] = producer, found or Marker(0, 0)
+        return found
+
+    def _mark(self, subtask: int, marker: Marker, send: Callable[[], object] | None) -> None:
+        producer, _ = self._made[subtask]
+        kept: list[object] = []
+        """What the library reads from until the transaction is over."""
+
+        def write() -> None:
+            if send is not None:
+                kept.append(send())
+
+        try:
+            producer.transaction(write, self._markers.group(subtask), marker.checkpoint_id, marker.text())
+        except BaseException:
+            self._made.pop(subtask, None)  # whether it was committed, the next producer finds out
+            producer.close()
+            raise
+        self._made[subtask] = producer, marker
+
+
+class KafkaCommitter:
+    """Commits the epochs of one write step.
+
+    Args:
+        area: the step's staging.
+        producers: of the step.
+    """
+
+    takes_back = False
+
+    def __init__(self, area: StagingArea[StoreFolder], producers: TransactionalProducers) -> None:
+        self._area, self._producers = area, producers
+        self._authority: int | None = None
+        self._epochs = EpochCommitter(area, self._take)
+
+    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
+        """See ``Committer.commit``.
+
+        Raises:
+            CorruptSnapshotError: staged rows are torn or flipped.
+            FencedError: a newer attempt writes in this one's place.
+            StorageError: the topic cannot be written to; the rows stay for the next try.
+        """
+        self._epochs.commit(checkpoint_id, handles)
+
+    def _take(self, rows: pa.Table, epoch: EpochHandle) -> None:
+        own = incarnation_of(epoch.piece.file)
+        self._producers.write(rows, epoch, own if self._authority is None else self._authority)
+
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """See ``Committer.settle``.  What is in the topic stays: nothing can be taken out of it."""
+        self.settle_subtasks(restored, retained, incarnation, None)
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int] | None,
+    ) -> None:
+        """See ``SubtaskCommitter``; without ``subtasks``, all of them."""
+        self._authority = incarnation
+        try:
+            self._producers.fence(incarnation, subtasks)
+            self._epochs.settle_subtasks(restored, retained, incarnation, subtasks)
+        finally:
+            self._authority = None
+            self._producers.close()
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """See ``Committer.retire``."""
+        self._epochs.retire(retired, retained)
+
+    def finish(self, incarnation: int) -> None:
+        """See ``Committer.finish``.  The markers stay, as long as the cluster keeps them."""
+        self._epochs.finish(incarnation)
+        self._producers.close()

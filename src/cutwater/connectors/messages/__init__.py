@@ -1,0 +1,1 @@
+"""What messages hold: bytes to columns, and back, whatever brought them."""

@@ -1,0 +1,7 @@
+"""The broker, and what a test does with it."""
+
+from __future__ import annotations
+
+from kafka_world import broker, produce, read, topic
+
+__all__ = ["broker", "produce", "read", "topic"]

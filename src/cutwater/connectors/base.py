@@ -134,6 +134,14 @@ def take_passed_over(reader: SplitReader) -> PassedOver | None:
     return None if own is None else own()
 
 
+def lag_of(reader: SplitReader) -> int | None:
+    """How many rows a reader has still to read, as far as it knows; ``None`` if it does not.
+
+    A reader that knows has a property ``lag_rows``.
+    """
+    return getattr(reader, "lag_rows", None)
+
+
 class Source(Protocol):
     """A source as passed to ``flow.read``: a picklable value.  ``SourceHooks`` has what it may have besides."""
 
@@ -367,6 +375,11 @@ class SourceHooks:
         """
         own = getattr(self.source, "passing_over", None)
         return own(filters, event_time) if own is not None and filters else self.source
+
+    @property
+    def knows_lag(self) -> bool:
+        """Its readers know how many rows they have still to read (``lag_of``); by default they do not."""
+        return getattr(self.source, "knows_lag", False)
 
     @property
     def passes_over_by(self) -> list[str]:

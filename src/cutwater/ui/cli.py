@@ -218,7 +218,7 @@ def warm() -> None:
     Some twenty seconds, which the first job would need piece by piece.  From then on Spark's daemon loads them before
     it starts a worker, so that replacements of lost workers begin sooner.  Run it as the user of the workers.
     """
-    from cutwater.runtime.chains.warm import is_warm, warm_up
+    from cutwater.runtime.chains.warm import compile_connectors, is_warm, warm_up
     from cutwater.state.kernels import cache_directory
 
     place = cache_directory()
@@ -231,6 +231,7 @@ def warm() -> None:
         click.echo(f"The kernels of this installation were compiled before, and are kept in {place}")
         return
     click.echo("Compiling the kernels of this installation")
+    compile_connectors()
     warm_up()
     click.echo(f"They are kept in {place}")
 

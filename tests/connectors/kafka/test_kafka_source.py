@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 from servers.kafka import Broker
 
-from cutwater.connectors.base import Source, SourceHooks
+from cutwater.connectors.base import Source, SourceHooks, lag_of
 from cutwater.connectors.kafka import reader as reader_module
 from cutwater.connectors.kafka.kafka import Kafka
 from cutwater.connectors.kafka.source import KafkaSource
@@ -70,6 +70,21 @@ def test_any_position_gives_the_rest(
     for at in (0, 1, 49, 50):
         rest = rows_of(source, {f"{topic}-0": at, f"{topic}-1": 50})
         assert [row["n"] for row in rest] == list(range(2 * at, 100, 2))
+
+
+def test_the_lag_is_what_is_left(
+    either_client: str, topic: str, produce: Callable[..., None], read: Callable[..., Kafka]
+) -> None:
+    produce(topic, [{"n": n} for n in range(10)], partition=0)
+    source = read(topic, schema="n long").as_source()
+    opened = source.open(source.discover()[0], 3, Context())
+    ends = time.monotonic() + 30
+    while opened.read(4) is None:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert lag_of(opened) == 10 - opened.position
+    opened.close()
+    assert lag_of(opened) is None
 
 
 def test_what_a_message_has_besides(

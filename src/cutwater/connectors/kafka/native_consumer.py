@@ -24,6 +24,17 @@ _measure: Any = kernels.measure
 _gather: Any = kernels.gather
 
 
+def warm_up() -> None:
+    """Compile the kernels, over no messages."""
+    none = np.zeros(0, np.int64)
+    starts, ends, valid = np.empty(0, np.int32), np.zeros(1, np.int32), np.empty(0, np.bool_)
+    _measure(none, 0, 0, np.zeros(2, np.int64))
+    _gather(none, 0, 0, kernels.VALUE, 0, none.ctypes.data, starts, ends[1:], valid)
+    kernels.places(none, 0, 0, none)
+    kernels.stamps(none, 0, 0, 0, 0, none)
+    kernels.destroy(none, 0, 0, 0)
+
+
 class NativeConsumer:
     """One client with a queue for each partition.
 

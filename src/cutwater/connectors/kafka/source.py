@@ -68,6 +68,7 @@ class KafkaSource:
 
     replayable = True
     interleave = True
+    knows_lag = True
 
     def __init__(
         self,

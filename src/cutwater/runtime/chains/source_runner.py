@@ -24,6 +24,7 @@ from cutwater.connectors.base import (
     SplitReader,
     dead_letter_schema,
     earliest_time,
+    lag_of,
     take_passed_over,
 )
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
@@ -371,6 +372,15 @@ class SourceRunner:
         read = self._read_from
         ends = read if len(read) < 2 else [read[0], read[-1]]
         return " to ".join(reader.origin for reader in ends)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What is told of the step besides its rows; nothing that is not known."""
+        told = {"rows_passed_over": self.rows_passed_over} if self.rows_passed_over else {}
+        if not SourceHooks(self.source).knows_lag:
+            return told
+        readers = (self._splits[split].reader for split in self._order)
+        return {**told, "lag_rows": sum(lag_of(reader) or 0 for reader in readers if reader is not None)}
 
     def restore_watermark(self, watermark: int) -> None:
         """Go on from a snapshot: the watermark never falls.  Called once, after the splits of then were assigned."""

@@ -116,6 +116,13 @@ def warm_up() -> None:
             marker.touch()
 
 
+def compile_connectors() -> None:
+    """Compile kernels that only some jobs need, which load them when they do."""
+    from cutwater.connectors.kafka.native_consumer import warm_up
+
+    warm_up()
+
+
 def _warm_up_texts(rows: pa.RecordBatch) -> None:
     """Lines of JSON and CSV, and their times, read and written."""
     columns = TextColumns(rows.schema, rows.schema.names)

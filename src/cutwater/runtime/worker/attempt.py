@@ -543,9 +543,8 @@ class Attempt(ConnectedAttempt):
         now_s = time.monotonic()
         for subtask in self._subtasks:
             full = subtask.full_s(now_s) * 1000
-            if subtask.source is not None and subtask.source.rows_passed_over:
-                step, passed = subtask.source.step, subtask.source.rows_passed_over
-                counters[step] = {**counters.get(step, {}), "rows_passed_over": passed}
+            if subtask.source is not None and (told := subtask.source.counters):
+                counters[subtask.source.step] = {**counters.get(subtask.source.step, {}), **told}
             if (dearest := subtask.costs.report()) is not None:
                 fixed_costs[dearest[0]] = dearest[1]
             for node in subtask.chain.nodes:

@@ -14,6 +14,7 @@ from source_tree import ROOT
 PUBLIC = {
     "Dataflow",
     # connectors
+    "avro",
     "console",
     "discard",
     "files",

@@ -51,6 +51,7 @@ __all__ = [
     "all",
     "any",
     "approx_count_distinct",
+    "avro",
     "compare_forks",
     "console",
     "count",
@@ -88,6 +89,7 @@ _HOMES = {
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.kafka.kafka": ("kafka",),
     "cutwater.connectors.memory": ("memory",),
+    "cutwater.connectors.messages.avro.formats": ("avro",),
     "cutwater.connectors.table_sink": ("table",),
     "cutwater.api.aggregates": (
         "all",
@@ -149,6 +151,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.generate import generate, rate
     from cutwater.connectors.kafka.kafka import kafka
     from cutwater.connectors.memory import memory
+    from cutwater.connectors.messages.avro.formats import avro
     from cutwater.connectors.table_sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
     from cutwater.operators.enrich.table import EnrichmentTable

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import json
+import mmap
 import random
 from typing import Any
 
@@ -71,6 +74,38 @@ def test_no_bytes_do_more_than_be_bad(data: st.DataObject) -> None:
     found = world.decode(schema, values)
     assert found.rows.num_rows + len(found.bad) == len(values)
     assert all(bad.reason for bad in found.bad)
+
+
+@pytest.fixture(scope="module")
+def at_the_edge() -> Any:
+    """``at_the_edge(values)``: they lie right before a page that must not be read: a byte too far ends the process."""
+    size = 1 << 20
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+
+    def place(values: list[bytes | None]) -> Values:
+        made = Values.of(values)
+        assert made.data.size <= size
+        memory[size - made.data.size : size] = made.data.to_pybytes()
+        return dataclasses.replace(
+            made, data=pa.foreign_buffer(address + size - made.data.size, made.data.size, memory)
+        )
+
+    return place
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_nothing_behind_the_values_is_read(at_the_edge: Any, data: st.DataObject) -> None:
+    schema, rows = data.draw(world.records())
+    whole = world.encoded(schema, data.draw(rows))
+    decoder = AvroDecoder(SchemaText(json.dumps(schema)), None, dictionaries=False)
+    for size in range(len(whole)):
+        assert decoder.decode(at_the_edge([whole[:size]]), first_only=False).bad
+    found = decoder.decode(at_the_edge([whole, whole]), first_only=False).rows
+    assert found.equals(world.decode(schema, [whole, whole]).rows)
 
 
 S, L = "string", "long"

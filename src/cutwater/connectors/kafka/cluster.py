@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
+from cutwater.connectors.secrets import secret_at
 from cutwater.errors import BuildError, ConfigError
 
 SECRETS = frozenset(
@@ -137,11 +136,4 @@ def _text(value: object) -> str:
 
 def _found(name: str, place: str) -> str:
     """The secret that lies in a variable or a file."""
-    kind, _, where = place.partition(":")
-    try:
-        return os.environ[where] if kind == "env" else Path(where).read_text().rstrip("\n")
-    except (KeyError, OSError):
-        raise ConfigError(
-            f"kafka option {name!r}: there is no {'variable' if kind == 'env' else 'file'} {where!r} here",
-            hint="It must be there in the driver and wherever a worker runs.",
-        ) from None
+    return secret_at(f"kafka option {name!r}", place)

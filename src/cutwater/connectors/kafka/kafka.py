@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import BadRows, Guarantee
     from cutwater.connectors.kafka.sink import KafkaSink
     from cutwater.connectors.kafka.source import KafkaSource, Start
+    from cutwater.connectors.messages.avro.formats import Avro
     from cutwater.connectors.messages.base import MessageFormat
 
 _FORMATS = ("json", "csv", "text", "bytes")
@@ -60,7 +61,7 @@ class Kafka:
         metadata = options.pop("metadata", ())
         if not isinstance(metadata, Mapping):
             metadata = {name: name for name in metadata}
-        format = _message_format(options)
+        format = _message_format(options, self.topics)
         topics = self.topics if pattern is None else (pattern,)
         return KafkaSource(self.cluster, topics, format, pattern=pattern is not None, metadata=metadata, **options)
 
@@ -71,6 +72,7 @@ class Kafka:
             ConfigError, BuildError: several topics, an option that is for reading, or makes no sense.
         """
         from cutwater.connectors.kafka.sink import KafkaSink
+        from cutwater.connectors.messages.avro.formats import Avro
         from cutwater.connectors.messages.encoders import encoder_of
 
         self._refuse(_READING, "sink", "reading")
@@ -78,7 +80,8 @@ class Kafka:
             raise BuildError(f"a sink writes to one topic, got {len(self.topics)}")
         options = dict(self.options)
         key = options.pop("key", ())
-        encoder = encoder_of(options.pop("format", "json"))
+        format = options.pop("format", "json")
+        encoder = format.encoder(self.topics[0]) if isinstance(format, Avro) else encoder_of(format)
         return KafkaSink(
             self.cluster, self.topics[0], encoder, (key,) if isinstance(key, str) else tuple(key), **options
         )
@@ -93,7 +96,7 @@ def kafka(
     servers: str,
     topics: str | Sequence[str] = (),
     *,
-    format: Literal["json", "csv", "text", "bytes"] = "json",
+    format: Literal["json", "csv", "text", "bytes"] | Avro = "json",
     options: Mapping[str, object] | None = None,
     topic_pattern: str | None = None,
     schema: pa.Schema | str | None = None,
@@ -117,7 +120,7 @@ def kafka(
     Args:
         servers: ``"host:port"`` of a broker, several with commas between.
         topics: names; for writing one, which must exist.
-        format: of the messages' values.
+        format: of the messages' values; ``cw.avro(...)`` for Avro.
         options: of librdkafka, by its names.  A password is named, not given: ``{"sasl.password": "env:NAME"}``.
         topic_pattern: reading: all topics whose whole name this regular expression matches, later ones too.
         schema: reading JSON and CSV: Arrow schema or text, ``"k long, at timestamp"``; other fields are passed over.
@@ -165,19 +168,24 @@ _DEFAULTS = {
 }
 
 
-def _message_format(options: dict[str, Any]) -> MessageFormat:
+def _message_format(options: dict[str, Any], topics: Sequence[str]) -> MessageFormat:
     """The format of messages to be read; its options are taken out of the others."""
+    from cutwater.connectors.messages.avro.formats import Avro
     from cutwater.connectors.messages.lines import CsvMessages, JsonMessages
     from cutwater.connectors.messages.raw import RawMessages
 
     name, schema = options.pop("format", "json"), options.pop("schema", None)
     formats = tuple(options.pop("timestamp_formats", ()))
+    if isinstance(name, Avro):
+        if schema is not None or formats:
+            raise ConfigError("kafka: messages of Avro have the schema that cw.avro names, and no other")
+        return name.messages(topics[0] if len(topics) == 1 else None)
     if name in RawMessages.NAMES:
         if schema is not None or formats:
             raise ConfigError(f"kafka: messages of format {name!r} have one column 'value' and no schema")
         return RawMessages(name)
     if name not in _FORMATS:
-        raise BuildError(f"kafka: unknown format {name!r}", hint=did_you_mean(name, _FORMATS))
+        raise BuildError(f"kafka: unknown format {name!r}", hint=did_you_mean(str(name), (*_FORMATS, "cw.avro(...)")))
     if schema is None:
         raise BuildError(
             f"kafka: messages of format {name!r} need a schema",

@@ -146,9 +146,19 @@ BAD = {
         b"\xfe\xff\xff\xff\x0f\0",
         'field "a": too many items without content',
     ),
+    "less than no items of nothing": (
+        record(("a", {"type": "array", "items": "null"})),
+        b"\xff" * 9 + b"\x01\0\0",
+        'field "a": too many items without content',
+    ),
     "items that are not there": (
         record(("a", {"type": "array", "items": "long"})),
         b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01\0",
+        'field "a": the value ends in it',
+    ),
+    "less than no items": (
+        record(("a", {"type": "array", "items": "long"})),
+        b"\xff" * 9 + b"\x01\0\0\0\0",
         'field "a": the value ends in it',
     ),
     "null": (record(("n", L)), None, "the value is null"),

@@ -396,8 +396,6 @@ def _next(pc: Any, at: Any, end: Any, slots: Any, frame: Any, empty: Any) -> Any
             if left < 0 or left > _MOST_EMPTY - int_at(empty):
                 return np.int64(TOO_MANY), 0
             set_int64(empty, int_at(empty) + left)
-        elif left < 0 or left > end - at:
-            return np.int64(CUT_SHORT), 0
         set_int64(frame + 8, int_at(frame + 8) + left)
     set_int64(frame, left - 1)
     return at, 1

@@ -2,8 +2,8 @@
 
     python -m benchmarks.message_formats [--rows 65536] [--rounds 5]
 
-One thread, and no broker: the values lie in memory as a consumer leaves them.  Rows have two longs, two texts and a time;
-a second case has what costs more: nulls, an enum, a decimal, and an array of texts.
+One thread, and no broker: the values lie in memory as a consumer leaves them.  Rows have two longs, two texts and a
+time; a second case has what costs more: nulls, an enum, a decimal, and an array of texts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import pyarrow as pa
 from fastavro.schema import parse_schema
 
 from benchmarks.machine import facts
+from cutwater.connectors.avro.decoder import AvroDecoder
+from cutwater.connectors.avro.encoder import AvroEncoder
+from cutwater.connectors.avro.schemas import SchemaText, parsed
 from cutwater.connectors.files.part_formats import JsonParts
-from cutwater.connectors.messages.avro.decoder import AvroDecoder
-from cutwater.connectors.messages.avro.encoder import AvroEncoder
-from cutwater.connectors.messages.avro.schemas import SchemaText, parsed
 from cutwater.connectors.messages.base import ValueDecoder, Values
 from cutwater.connectors.messages.encoders import Encoded, LineEncoder
 from cutwater.connectors.messages.lines import JsonMessages
@@ -99,7 +99,9 @@ def cases_of(case: str, count: int) -> dict[str, Callable[[], object]]:
         return made
 
     values = by_fastavro()
-    newer = SchemaText(json.dumps({**schema, "fields": [*schema["fields"], {"name": "n", "type": "int", "default": 7}]}))
+    newer = SchemaText(
+        json.dumps({**schema, "fields": [*schema["fields"], {"name": "n", "type": "int", "default": 7}]})
+    )
     writer = parsed(text)
     decoder = AvroDecoder(text, None, dictionaries=False)
     table = pa.Table.from_batches([decode(decoder, values)])

@@ -15,8 +15,8 @@ import pyarrow as pa
 from fastavro.schema import parse_schema
 from hypothesis import strategies as st
 
-from cutwater.connectors.messages.avro.decoder import AvroDecoder
-from cutwater.connectors.messages.avro.schemas import SchemaText
+from cutwater.connectors.avro.decoder import AvroDecoder
+from cutwater.connectors.avro.schemas import SchemaText
 from cutwater.connectors.messages.base import Decoded, Values
 
 UTC = dt.UTC
@@ -140,7 +140,7 @@ class _Names:
 
     def fresh(self) -> str:
         self.count += 1
-        return f"N{self.count}"
+        return f"Type{self.count}"
 
 
 @st.composite

@@ -89,7 +89,7 @@ _HOMES = {
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.kafka.kafka": ("kafka",),
     "cutwater.connectors.memory": ("memory",),
-    "cutwater.connectors.messages.avro.formats": ("avro",),
+    "cutwater.connectors.avro.formats": ("avro",),
     "cutwater.connectors.table_sink": ("table",),
     "cutwater.api.aggregates": (
         "all",
@@ -145,13 +145,13 @@ if TYPE_CHECKING:
     from cutwater.api.windows import every, global_window, session, sliding, tumbling
     from cutwater.chaos.trial import fault_trial
     from cutwater.config import JobConfig, RestartConfig
+    from cutwater.connectors.avro.formats import avro
     from cutwater.connectors.console import console
     from cutwater.connectors.discard import discard
     from cutwater.connectors.files.files import files
     from cutwater.connectors.generate import generate, rate
     from cutwater.connectors.kafka.kafka import kafka
     from cutwater.connectors.memory import memory
-    from cutwater.connectors.messages.avro.formats import avro
     from cutwater.connectors.table_sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
     from cutwater.operators.enrich.table import EnrichmentTable

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from cutwater.connectors.avro.formats import Avro
     from cutwater.connectors.base import BadRows, Guarantee
     from cutwater.connectors.kafka.sink import KafkaSink
     from cutwater.connectors.kafka.source import KafkaSource, Start
-    from cutwater.connectors.messages.avro.formats import Avro
     from cutwater.connectors.messages.base import MessageFormat
 
 _FORMATS = ("json", "csv", "text", "bytes")
@@ -71,8 +71,8 @@ class Kafka:
         Raises:
             ConfigError, BuildError: several topics, an option that is for reading, or makes no sense.
         """
+        from cutwater.connectors.avro.formats import Avro
         from cutwater.connectors.kafka.sink import KafkaSink
-        from cutwater.connectors.messages.avro.formats import Avro
         from cutwater.connectors.messages.encoders import encoder_of
 
         self._refuse(_READING, "sink", "reading")
@@ -170,7 +170,7 @@ _DEFAULTS = {
 
 def _message_format(options: dict[str, Any], topics: Sequence[str]) -> MessageFormat:
     """The format of messages to be read; its options are taken out of the others."""
-    from cutwater.connectors.messages.avro.formats import Avro
+    from cutwater.connectors.avro.formats import Avro
     from cutwater.connectors.messages.lines import CsvMessages, JsonMessages
     from cutwater.connectors.messages.raw import RawMessages
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import avro_world as world
-from cutwater.connectors.messages.avro.schemas import SchemaText, parsed
+from cutwater.connectors.avro.schemas import SchemaText, parsed
 from cutwater.connectors.messages.base import Decoded
 
 record = world.record
@@ -67,8 +67,8 @@ def evolved(draw: st.DrawFn, schema: dict[str, Any]) -> dict[str, Any]:
         if what == "nullable" and not isinstance(kind, list) and kind != "null":
             kind = draw(st.permutations(["null", kind]))
         fields.append({"name": field["name"], "type": kind})
-    if schema["name"] == "N1" or not fields:
-        type, default = draw(st.sampled_from(ADDED)) if schema["name"] == "N1" else ("int", 1)
+    if schema["name"] == "Type1" or not fields:
+        type, default = draw(st.sampled_from(ADDED)) if schema["name"] == "Type1" else ("int", 1)
         fields.append({"name": f"added_to_{schema['name']}", "type": type, "default": default})
     return {**schema, "fields": draw(st.permutations(fields))}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.connectors.messages.avro.decode_kernels import COUNT, HIGH, LOW, SLOT, STEP, TABLE, int32_at, int_at
+from cutwater.connectors.avro.decode_kernels import COUNT, HIGH, LOW, SLOT, STEP, TABLE, int32_at, int_at
 from cutwater.state.kernels import byte_at, copy_bytes, kernel, set_byte, set_int32, set_int64, set_word, word_at
 
 COLUMN_BYTES = 32

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from cutwater.connectors.messages.avro.schemas import AvroType, SchemaText, parsed
+from cutwater.connectors.avro.schemas import AvroType, SchemaText, parsed
 from cutwater.connectors.secrets import secret_at
 from cutwater.errors import BuildError, ConfigError, StorageError, did_you_mean
 

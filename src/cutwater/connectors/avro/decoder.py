@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.connectors.avro import decode_kernels as kernels
+from cutwater.connectors.avro.layout import Layout
+from cutwater.connectors.avro.program import Program
+from cutwater.connectors.avro.schemas import AvroType, SchemaText, arrow_schema, record_of
 from cutwater.connectors.files.schemas import Widened, only
-from cutwater.connectors.messages.avro import decode_kernels as kernels
-from cutwater.connectors.messages.avro.layout import Layout
-from cutwater.connectors.messages.avro.program import Program
-from cutwater.connectors.messages.avro.schemas import AvroType, SchemaText, arrow_schema, record_of
 from cutwater.connectors.messages.base import BadValue, Decoded, Values
 from cutwater.data.words import batch_of, read_only
 from cutwater.errors import DataError

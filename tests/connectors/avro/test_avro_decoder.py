@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import avro_world as world
-from cutwater.connectors.messages.avro.decoder import AvroDecoder
-from cutwater.connectors.messages.avro.schemas import SchemaText
+from cutwater.connectors.avro.decoder import AvroDecoder
+from cutwater.connectors.avro.schemas import SchemaText
 from cutwater.connectors.messages.base import Values
 
 record = world.record

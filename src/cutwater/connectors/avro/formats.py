@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.connectors.messages.avro.registry import Registry, Schemas
-from cutwater.connectors.messages.avro.schemas import GivenSchema, SchemaText, arrow_schema, record_of, schema_text
+from cutwater.connectors.avro.registry import Registry, Schemas
+from cutwater.connectors.avro.schemas import GivenSchema, SchemaText, arrow_schema, record_of, schema_text
 from cutwater.errors import BuildError, ConfigError
 
 if TYPE_CHECKING:
@@ -30,17 +30,19 @@ class AvroMessages:
     registry: Registry | None = None
     """It knows the schemas of the writers, whose ids are in front of the records."""
 
-    name: ClassVar[str] = "avro"
-
     def __post_init__(self) -> None:
         arrow_schema(record_of(self.text))
+
+    @property
+    def name(self) -> str:
+        return "avro"
 
     @property
     def schema(self) -> pa.Schema:
         return arrow_schema(record_of(self.text))
 
     def decoder(self, columns: frozenset[str] | None, *, dictionaries: bool) -> ValueDecoder:
-        from cutwater.connectors.messages.avro.decoder import AvroDecoder
+        from cutwater.connectors.avro.decoder import AvroDecoder
 
         schema_of = None if self.registry is None else Schemas(self.registry)
         return AvroDecoder(self.text, columns, dictionaries=dictionaries, schema_of=schema_of)
@@ -80,7 +82,7 @@ class Avro:
             BuildError: there is no schema, or its records cannot be rows.
             StorageError: the registry does not answer.
         """
-        from cutwater.connectors.messages.avro.encoder import AvroEncoder
+        from cutwater.connectors.avro.encoder import AvroEncoder
 
         if self.registry is None:
             assert self.text is not None

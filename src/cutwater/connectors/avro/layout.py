@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cutwater.connectors.messages.avro import decode_kernels as kernels
-from cutwater.connectors.messages.avro.schemas import AvroType, arrow_type
+from cutwater.connectors.avro import decode_kernels as kernels
+from cutwater.connectors.avro.schemas import AvroType, arrow_type
 from cutwater.data.words import new_buffer
 
 NO_SLOT = -1

@@ -13,9 +13,9 @@ from servers.schema_registry import SchemaRegistry
 
 import avro_world as world
 import cutwater as cw
-from cutwater.connectors.messages.avro import registry as registry_module
-from cutwater.connectors.messages.avro.formats import Avro
-from cutwater.connectors.messages.avro.registry import Schemas
+from cutwater.connectors.avro import registry as registry_module
+from cutwater.connectors.avro.formats import Avro
+from cutwater.connectors.avro.registry import Schemas
 from cutwater.connectors.messages.base import Decoded, Values
 from cutwater.errors import BuildError, ConfigError, StorageError
 

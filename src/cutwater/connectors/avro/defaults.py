@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from cutwater.connectors.messages.avro.schemas import NO_DEFAULT, AvroType
+from cutwater.connectors.avro.schemas import NO_DEFAULT, AvroType
 
 
 def encoded(type: AvroType, value: Any) -> bytes:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from cutwater.connectors.messages.avro import encode_kernels as k
-from cutwater.connectors.messages.avro.defaults import encoded, number
-from cutwater.connectors.messages.avro.registry import Registry
-from cutwater.connectors.messages.avro.schemas import NO_DEFAULT, AvroField, AvroType, SchemaText, arrow_type, record_of
+from cutwater.connectors.avro import encode_kernels as k
+from cutwater.connectors.avro.defaults import encoded, number
+from cutwater.connectors.avro.registry import Registry
+from cutwater.connectors.avro.schemas import NO_DEFAULT, AvroField, AvroType, SchemaText, arrow_type, record_of
 from cutwater.connectors.messages.encoders import Encoded
 from cutwater.data.words import bytes_view
 from cutwater.errors import BuildError, DataError, did_you_mean

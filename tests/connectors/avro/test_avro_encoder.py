@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import avro_world as world
-from cutwater.connectors.messages.avro.encoder import AvroEncoder
-from cutwater.connectors.messages.avro.schemas import SchemaText
+from cutwater.connectors.avro.encoder import AvroEncoder
+from cutwater.connectors.avro.schemas import SchemaText
 from cutwater.errors import BuildError, DataError
 
 record = world.record

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cutwater.connectors.messages.avro import decode_kernels as k
-from cutwater.connectors.messages.avro.defaults import encoded
-from cutwater.connectors.messages.avro.layout import NO_SLOT, Column
-from cutwater.connectors.messages.avro.schemas import NO_DEFAULT, AvroField, AvroType
+from cutwater.connectors.avro import decode_kernels as k
+from cutwater.connectors.avro.defaults import encoded
+from cutwater.connectors.avro.layout import NO_SLOT, Column
+from cutwater.connectors.avro.schemas import NO_DEFAULT, AvroField, AvroType
 
 _WORDS = k.STEP // 8
 _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)

@@ -14,12 +14,13 @@ import pytest
 from fastavro.schema import parse_schema
 from servers.kafka import Broker
 from servers.schema_registry import SchemaRegistry
+from test_kafka_sink import Identity
 from test_kafka_source import Context, either_client, rows_of
 
 import avro_world as world
 import cutwater as cw
 from cutwater.connectors.kafka.kafka import Kafka, kafka
-from cutwater.errors import ConfigError, DataError, StorageError
+from cutwater.errors import BuildError, ConfigError, DataError, StorageError
 
 __all__ = ["either_client"]
 
@@ -126,3 +127,61 @@ def test_rows_go_in_and_out(
 def test_another_schema_beside_is_refused(read: Callable[..., Kafka]) -> None:
     with pytest.raises(ConfigError, match=r"messages of Avro have the schema that cw.avro names"):
         read("clicks", format=cw.avro(OLD), schema="n long").as_source()
+
+
+NULLS = pa.schema({"n": pa.int64(), "t": pa.string()})
+TIMES = pa.list_(pa.timestamp("s"))
+REFUSED: dict[str, tuple[Any, pa.RecordBatch, str]] = {
+    "avro": (
+        cw.avro(world.record(("n", "long"), ("t", "string"))),
+        pa.record_batch([[1], [None]], schema=NULLS),
+        "column 't' cannot be written as Avro: it is null",
+    ),
+    "csv": ("csv", pa.record_batch([[1], ["a\nb"]], schema=NULLS), "a text with a newline"),
+    "json": ("json", pa.record_batch({"at": [[2**62]]}, pa.schema({"at": TIMES})), "column 'at'"),
+}
+
+
+@pytest.mark.parametrize("format", REFUSED)
+def test_a_row_that_cannot_be_written_is_refused_before_a_checkpoint_has_it(
+    format: str, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Else the checkpoint is complete, and its rows can never be committed."""
+    given, rows, message = REFUSED[format]
+    sink = kafka(broker.address, topic, format=given).as_sink().bind(str(tmp_path))
+    writer = sink.writer(rows.schema, Identity(0, 1), [])
+    with pytest.raises((DataError, BuildError), match=message):
+        writer.write(rows)
+    writer.close()
+
+
+def test_a_schema_that_the_registry_refuses_is_said_before_a_checkpoint_has_rows(
+    broker: Broker, topic: str, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    registry.refuse = True
+    format = cw.avro(world.record(("n", "long")), registry=registry.address)
+    rows = pa.record_batch({"n": [1]})
+    writer = (
+        kafka(broker.address, topic, format=format)
+        .as_sink()
+        .bind(str(tmp_path))
+        .writer(rows.schema, Identity(0, 1), [])
+    )
+    with pytest.raises(StorageError, match="refuses the schema"):
+        writer.write(rows)
+    writer.close()
+
+
+def test_rows_come_exactly_once(broker: Broker, topic: str, registry: SchemaRegistry, tmp_path: Path) -> None:
+    sink = kafka(broker.address, topic, key="n", format=cw.avro(NEW, registry=registry.address)).as_sink()
+    sink = sink.bind(str(tmp_path))
+    rows = pa.record_batch({"n": [1, 2], "t": ["a", "b"], "tags": [[], ["x"]]})
+    writer = sink.writer(rows.schema, Identity(0, 1), [])
+    writer.write(rows)
+    handles = writer.pre_commit(1, False)().handles
+    for _ in range(2):
+        sink.committer(rows.schema, Identity.job_uid, Identity.step).commit(1, handles)
+    writer.close()
+    found = {message.key(): message.value()[5:] for message in broker.committed(topic)}
+    assert len(broker.committed(topic)) == 2
+    assert world.decoded(NEW, found[b"2"]) == {"n": 2, "t": "b", "tags": ["x"]}

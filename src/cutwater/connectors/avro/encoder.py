@@ -48,6 +48,10 @@ class AvroEncoder:
         """See ``ValueEncoder.check``."""
         _program(self.text, schema, b"")
 
+    def refuse(self, rows: pa.Table) -> None:
+        """See ``ValueEncoder.refuse``; by writing them, which costs little."""
+        self.encode(rows)
+
     def encode(self, rows: pa.Table) -> Encoded:
         """See ``ValueEncoder.encode``.
 

@@ -118,7 +118,7 @@ class KafkaSink(EpochSink):
         if self.guarantee == "at-least-once":
             return _DirectWriter(self, plain_schema(schema), self.cluster)
         area = self.area(ctx.job_uid, ctx.step)
-        return _StagingWriter(area, plain_schema(schema), ctx, self._of(ctx.job_uid, ctx.step))
+        return _StagingWriter(area, plain_schema(schema), ctx, self._of(ctx.job_uid, ctx.step), self._refuse)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
         if self.guarantee == "at-least-once":
@@ -156,17 +156,32 @@ class KafkaSink(EpochSink):
         producer.send(messages_of(values, gone, keys))
         return values, keys
 
+    def _refuse(self, rows: pa.Table) -> None:
+        self.encoder.refuse(rows.select(self._values(rows.schema).names))
+
     def _values(self, schema: pa.Schema) -> pa.Schema:
         """The columns that values hold: the mark of a change is none in an upsert."""
         return pa.schema([field for field in schema if self.changes is None or field.name != OP])
 
 
 class _StagingWriter(EpochWriter):
-    """Stages rows, and announces itself before any of them may be committed."""
+    """Stages rows that can be written, and announces itself before any of them may be committed."""
 
-    def __init__(self, area: Any, schema: pa.Schema, ctx: SinkContext, producers: TransactionalProducers) -> None:
+    def __init__(
+        self,
+        area: Any,
+        schema: pa.Schema,
+        ctx: SinkContext,
+        producers: TransactionalProducers,
+        refuse: Callable[[pa.Table], None],
+    ) -> None:
         super().__init__(area, schema, ctx)
-        self._producers = producers
+        self._producers, self._refuse = producers, refuse
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        plain = cast_batch(batch, self._schema)
+        self._refuse(pa.Table.from_batches([plain]))
+        super().write(plain)
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         make = super().pre_commit(checkpoint_id, final)

@@ -51,6 +51,14 @@ class ValueEncoder(Protocol):
         """
         ...
 
+    def refuse(self, rows: pa.Table) -> None:
+        """Refuse rows that ``encode`` would: before a checkpoint has them, whose rows must be written.
+
+        Raises:
+            DataError, BuildError, StorageError: as ``encode``.
+        """
+        ...
+
     def encode(self, rows: pa.Table) -> Encoded:
         """One value for each row.
 
@@ -74,6 +82,13 @@ class LineEncoder:
     def check(self, schema: pa.Schema) -> None:
         self.parts.schema(schema)
 
+    def refuse(self, rows: pa.Table) -> None:
+        doubtful = rows.schema.names
+        if isinstance(self.parts, JsonParts):
+            doubtful = [field.name for field in rows.schema if _has_times(field.type)]
+        if doubtful:
+            self.encode(rows.select(doubtful))
+
     def encode(self, rows: pa.Table) -> Encoded:
         return lines_of(self.parts.text(rows.schema, rows), rows.num_rows)
 
@@ -94,8 +109,16 @@ class ColumnEncoder:
                 hint="Select it first, or write format='json'.",
             )
 
+    def refuse(self, rows: pa.Table) -> None:
+        """Any text can be written."""
+
     def encode(self, rows: pa.Table) -> Encoded:
         return bytes_of(rows.column(0).combine_chunks())
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    """True for times, also in lists, structs and maps: a text cannot hold all of them."""
+    return pt.is_temporal(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def lines_of(pieces: Sequence[bytes], rows: int) -> Encoded:

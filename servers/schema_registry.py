@@ -81,6 +81,8 @@ class SchemaRegistry:
         }
 
     def _schema(self, id: str) -> dict[str, Any]:
+        if int(id) >= 2**31:
+            raise _Refused(404, 404, "HTTP 404 Not Found")
         if not 0 < int(id) <= len(self._schemas):
             raise _Refused(404, 40403, "Schema not found")
         return self._schemas[int(id) - 1]

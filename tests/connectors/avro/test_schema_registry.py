@@ -55,14 +55,15 @@ def test_an_id_that_the_registry_does_not_know_is_a_bad_row(registry: SchemaRegi
     other = registry.register("x-value", "syntax = 'proto3';", schemaType="PROTOBUF")
     broken = registry.register("y-value", '{"type": "nothing"}')
     good = headed(id, world.encoded(CLICK, {"user": 7, "page": "p"}))
-    found = decode(
-        cw.avro(CLICK, registry=registry.address), [headed(99, b"\2"), good, headed(other, b""), headed(broken, b"")]
-    )
+    values = [headed(99, b"\2"), good, headed(other, b""), headed(broken, b""), headed(2**32 - 1, b"")]
+    found = decode(cw.avro(CLICK, registry=registry.address), values)
     assert found.rows.num_rows == 1
+    assert registry.asked.count("GET /schemas/ids/99") == 1
     reasons = [bad.reason for bad in found.bad]
     assert reasons[0] == f"the schema registry at {registry.address} knows no schema 99"
     assert reasons[1] == f"schema {other} of the registry at {registry.address} is PROTOBUF, no Avro"
     assert "there is no type 'nothing'" in reasons[2]
+    assert reasons[3].endswith("knows no schema 4294967295")
 
 
 def test_a_registry_that_is_away_for_a_moment_is_asked_again(registry: SchemaRegistry) -> None:
@@ -172,6 +173,14 @@ def nested(name: str, type: Any) -> dict[str, Any]:
     return world.record(("a", "int"), ("b", {"type": "array", "items": world.record((name, type), name="I")}))
 
 
+def doubled(times: int) -> list[tuple[str, Any]]:
+    """Fields of which each holds the one before twice."""
+    fields: list[tuple[str, Any]] = [("f0", world.record(("x", "int"), name="D0"))]
+    for n in range(1, times):
+        fields.append((f"f{n}", world.record(("a", f"D{n - 1}"), ("b", f"D{n - 1}"), name=f"D{n}")))
+    return fields
+
+
 WRONG = {
     "two types": (nested("u", ["null", "int", "string"]), "field 'b.u' of the Avro schema is a union of several types"),
     "itself": (nested("r", ["null", "R"]), "field 'b.r' of the Avro schema makes 'R' hold itself"),
@@ -191,6 +200,8 @@ WRONG = {
     "no items": (nested("e", {"type": "array"}), "the array does not say what its items are"),
     "a union in a union": (nested("e", ["null", ["int"]]), "is no union"),
     "no field": ({"type": "record", "name": "R", "fields": [{"name": "a"}]}, "is no field: it has a name and a type"),
+    "too deep": (json.loads('{"type": "array", "items": ' * 120 + '"int"' + "}" * 120), "nested more than 100 deep"),
+    "too large": (world.record(*doubled(20)), "holds more than 100000 types"),
     "a number": (nested("e", 5), "field 'b.e' .* 5 is no type"),
 }
 

@@ -225,7 +225,8 @@ class EncodeProgram:
         count = rows.num_rows
         starts, lengths = np.zeros(count, np.int64), np.zeros(count, np.int64)
         frames, wrong = np.zeros(2 * self._deepest + 2, np.int64), np.zeros(2, np.int64)
-        out: Any = np.empty(int(count * self._row_bytes * 1.1) + 1024, np.uint8)
+        guess = min(int(count * self._row_bytes * 1.1), 2 * rows.nbytes + _FIRST_BYTES * count)
+        out: Any = np.empty(guess + 1024, np.uint8)
         row = at = 0
         while True:
             row = _encode(

@@ -98,6 +98,8 @@ class Layout:
             size = first + int(rows * self._row_bytes[slot])
             if not width and not self._row_bytes[slot]:
                 size = content_bytes // max(1, self._widths.count(0))
+            # The last rows may have been few and large.
+            size = min(size, first + max(rows * width, content_bytes * max(1, width)))
             self._buffers.append(self._memory(slot, size + size // 16 + 64))
             if first:
                 _bytes_of(self._buffers[slot])[:first] = 0

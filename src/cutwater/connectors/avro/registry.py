@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import ssl
 import threading
@@ -25,6 +26,8 @@ _TIMEOUT_S = 10.0
 _WAITS_S = (0.2, 1.0, 0.0)
 """After each try; the registry may be about to restart."""
 _MOST_BYTES = 16 << 20
+_MOST_ID = 2**31 - 1
+"""Registries take a larger one for no id at all, and not for one that they do not know."""
 _UNKNOWN = (40401, 40402, 40403)
 """What a registry says of a subject, a version, and a schema that there is not; another 404 is not a registry's."""
 _CONTENT = "application/vnd.schemaregistry.v1+json"
@@ -85,7 +88,7 @@ class Registry:
             StorageError: the registry does not answer, or refuses.
             BuildError: it is no Avro.
         """
-        found = self._asked(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        found = self._asked(f"/subjects/{quote(subject, safe='')}/versions/latest", ("id", "schema"))
         if found is None:
             return None
         if found.get("schemaType", "AVRO") != "AVRO":
@@ -100,7 +103,7 @@ class Registry:
         Raises:
             StorageError: the registry does not answer, or refuses.
         """
-        found = self._asked(f"/schemas/ids/{id}")
+        found = self._asked(f"/schemas/ids/{id}", ("schema",)) if id <= _MOST_ID else None
         if found is None:
             return f"the schema registry at {self.url} knows no schema {id}"
         if found.get("schemaType", "AVRO") != "AVRO":
@@ -117,7 +120,7 @@ class Registry:
             StorageError: the registry does not answer, or refuses the schema.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions"
-        found = self._asked(path, {"schema": text.json})
+        found = self._asked(path, ("id",), {"schema": text.json})
         if found is None:
             raise self._error(f"there is no {path}")
         return int(found["id"])
@@ -131,7 +134,7 @@ class Registry:
                 place = (one["subject"], int(one["version"]))
                 if place not in texts:
                     texts[place] = ""  # seen, so that a circle ends
-                    other = self._asked(f"/subjects/{quote(place[0], safe='')}/versions/{place[1]}")
+                    other = self._asked(f"/subjects/{quote(place[0], safe='')}/versions/{place[1]}", ("schema",))
                     if other is None:
                         raise self._error(
                             f"it knows no version {place[1]} of subject {place[0]!r}, which a schema uses"
@@ -145,15 +148,19 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------------------- asking
 
-    def _asked(self, path: str, body: object = None) -> Any:
-        """The answer; ``None``: the registry says that there is no such thing."""
+    def _asked(self, path: str, keys: tuple[str, ...], body: object = None) -> Any:
+        """The answer, which has such keys; ``None``: the registry says that there is no such thing."""
         said = ""
         for wait_s in _WAITS_S:
             try:
-                return self._once(path, body)
+                found = self._once(path, body)
             except _Away as away:
                 said = str(away)
-            time.sleep(wait_s)
+                time.sleep(wait_s)
+                continue
+            if found is not None and not (isinstance(found, dict) and found.keys() >= set(keys)):
+                raise self._error(f"what answers {path} is no schema registry")
+            return found
         raise self._error(said)
 
     def _once(self, path: str, body: object) -> Any:
@@ -166,18 +173,21 @@ class Registry:
             user = secret_at(f"option {_USER!r} of the schema registry", options[_USER])
             # Not sent on to where the registry may redirect to.
             request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
-        context = ssl.create_default_context(cafile=options.get(_AUTHORITY)) if self.url.startswith("https") else None
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:
-                content = answer.read(_MOST_BYTES)
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._context(options)) as answer:
+                return _json(answer.read(_MOST_BYTES)) or {}
         except urllib.error.HTTPError as error:
             return self._refused(path, error)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise _Away(f"it does not answer: {getattr(error, 'reason', error)}") from None
-        found = _json(content)
-        if not isinstance(found, dict) or not ("id" in found or "schema" in found):
-            raise self._error(f"what answers {path} is no schema registry")
-        return found
+
+    def _context(self, options: Mapping[str, str]) -> ssl.SSLContext | None:
+        if not self.url.startswith("https"):
+            return None
+        try:
+            return ssl.create_default_context(cafile=options.get(_AUTHORITY))
+        except OSError as error:
+            raise ConfigError(f"option {_AUTHORITY!r} of the schema registry: {error}") from None
 
     def _refused(self, path: str, error: urllib.error.HTTPError) -> None:
         try:

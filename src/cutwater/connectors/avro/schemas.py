@@ -34,6 +34,8 @@ _LOGICAL = {
 }
 """What a logical type may stand on; others are what they stand on, as Avro wants it."""
 _MOST_DIGITS = 38
+_DEEPEST, _MOST_TYPES = 100, 100_000
+"""What anybody's schema needs less of; a registry may hold others."""
 _PLAIN = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -89,6 +91,12 @@ class AvroType:
     fields: tuple[AvroField, ...] = ()
     inner: tuple[AvroType, ...] = ()
     """The items of an array, the values of a map, the branches of a union."""
+    count: int = field(default=0, init=False, compare=False)
+    """Of the types in it, with itself."""
+
+    def __post_init__(self) -> None:
+        types = (*self.inner, *(f.type for f in self.fields))
+        object.__setattr__(self, "count", 1 + sum(type.count for type in types))
 
     @property
     def nullable(self) -> bool:
@@ -244,8 +252,20 @@ class _Parser:
     def __init__(self) -> None:
         self._known: dict[str, AvroType | None] = {}
         """``None`` while it is being defined."""
+        self._depth = 0
 
     def type(self, schema: Any, space: str, path: str) -> AvroType:
+        """A type; one that is used again counts again, for its columns are others."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _wrong(path, f"it is nested more than {_DEEPEST} deep")
+        found = self._type(schema, space, path)
+        self._depth -= 1
+        if found.count > _MOST_TYPES:
+            raise _wrong(path, f"it holds more than {_MOST_TYPES} types")
+        return found
+
+    def _type(self, schema: Any, space: str, path: str) -> AvroType:
         if isinstance(schema, str):
             return AvroType(schema) if schema in PRIMITIVES else self._named(schema, space, path)
         if isinstance(schema, list):

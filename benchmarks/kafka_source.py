@@ -2,8 +2,8 @@
 
     python -m benchmarks.kafka_source [--rows 4000000] [--rounds 3]
 
-A broker of its own holds JSON of about 100 bytes in four partitions.  Processor time is that of the whole reading
-process with all threads of the client library, so that the broker beside it does not count.
+A broker of its own holds JSON of about 100 bytes in four partitions, and the same rows as Avro.  Processor time is that
+of the whole reading process with all threads of the client library, so that the broker beside it does not count.
 """
 
 from __future__ import annotations
@@ -22,14 +22,28 @@ import pyarrow.json as pa_json
 from servers.kafka import Broker
 
 from benchmarks.machine import facts
+from cutwater.connectors.avro.formats import avro
 from cutwater.connectors.files.part_formats import JsonParts
 from cutwater.connectors.kafka.kafka import kafka
 from cutwater.connectors.kafka.producer import Producer, messages_of
-from cutwater.connectors.messages.encoders import LineEncoder
+from cutwater.connectors.messages.encoders import LineEncoder, ValueEncoder
 
 __all__ = ["main"]
 
-TOPIC, PARTITIONS = "clicks", 4
+TOPIC, AVRO_TOPIC, PARTITIONS = "clicks", "clicks-avro", 4
+AVRO = avro(
+    {
+        "type": "record",
+        "name": "Click",
+        "fields": [
+            {"name": "ts", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+            {"name": "user", "type": "long"},
+            {"name": "page", "type": "string"},
+            {"name": "kind", "type": "string"},
+            {"name": "cents", "type": "long"},
+        ],
+    }
+)
 SCHEMA = "ts timestamp_ntz, user long, page string, kind string, cents long"
 _READ_ROWS = 1 << 16
 _BLOCK = 200_000
@@ -44,12 +58,12 @@ class Context:
         raise AssertionError(f"{origin} {position}: {reason}")
 
 
-def fill(broker: Broker, rows: int) -> None:
+def fill(broker: Broker, rows: int, topic: str, encoder: ValueEncoder) -> None:
     """Events in the order of their times."""
-    cluster = kafka(broker.address, TOPIC).cluster
-    producer = Producer(cluster, TOPIC, {"partitioner": "random", "linger_ms": 50, "batch_size": 1_000_000})
+    broker.create_topic(topic, PARTITIONS)
+    cluster = kafka(broker.address, topic).cluster
+    producer = Producer(cluster, topic, {"partitioner": "random", "linger_ms": 50, "batch_size": 1_000_000})
     rng = np.random.default_rng(1)
-    encoder = LineEncoder(JsonParts())
     for first in range(0, rows, _BLOCK):
         count = min(_BLOCK, rows - first)
         micros = (np.arange(count) + first) * 600
@@ -62,7 +76,8 @@ def fill(broker: Broker, rows: int) -> None:
                 "cents": rng.integers(10_000, 100_000, count),
             }
         )
-        frame = frame.with_columns(pl.col("ts").dt.to_string("%Y-%m-%dT%H:%M:%S%.3f"))
+        if isinstance(encoder, LineEncoder):
+            frame = frame.with_columns(pl.col("ts").dt.to_string("%Y-%m-%dT%H:%M:%S%.3f"))
         values = encoder.encode(frame.to_arrow().cast(_plain(frame.to_arrow().schema)))
         producer.send(messages_of(values, None, None))
         producer.flush()
@@ -75,7 +90,7 @@ def _plain(schema: pa.Schema) -> pa.Schema:
 
 def read_all(broker: Broker, handle: Callable[[pa.RecordBatch], object], **options: Any) -> tuple[int, float, float]:
     """Rows, seconds, and processor seconds of reading the whole topic in one thread."""
-    source = kafka(broker.address, TOPIC, until="latest", **options).as_source()
+    source = kafka(broker.address, **{"topics": TOPIC, "until": "latest", **options}).as_source()
     splits = source.discover()
     began, used, rows = time.perf_counter(), time.process_time(), 0
     readers = [source.open(split, None, Context()) for split in splits]
@@ -132,12 +147,13 @@ def main() -> None:
             {"format": "bytes", "metadata": ["key", "timestamp", "offset"]},
         ),
         "JSON to columns": (lambda batch: None, {"schema": SCHEMA}),
+        "Avro to columns": (lambda batch: None, {"topics": AVRO_TOPIC, "format": AVRO}),
         "values, then DuckDB's parser": (by_duckdb(), {"format": "text"}),
         "values, then Arrow's parser": (by_pyarrow, {"format": "bytes"}),
     }
     with Broker(heap="1g") as broker:
-        broker.create_topic(TOPIC, PARTITIONS)
-        fill(broker, arguments.rows)
+        fill(broker, arguments.rows, TOPIC, LineEncoder(JsonParts()))
+        fill(broker, arguments.rows, AVRO_TOPIC, AVRO.encoder(AVRO_TOPIC))
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
         for round in range(arguments.rounds + 1):
             for name, (handle, options) in cases.items():

@@ -175,9 +175,9 @@ def nested(name: str, type: Any) -> dict[str, Any]:
 
 def doubled(times: int) -> list[tuple[str, Any]]:
     """Fields of which each holds the one before twice."""
-    fields: list[tuple[str, Any]] = [("f0", world.record(("x", "int"), name="D0"))]
+    fields: list[tuple[str, Any]] = [("f0", world.record(("x", "int"), name="Twice0"))]
     for n in range(1, times):
-        fields.append((f"f{n}", world.record(("a", f"D{n - 1}"), ("b", f"D{n - 1}"), name=f"D{n}")))
+        fields.append((f"f{n}", world.record(("a", f"Twice{n - 1}"), ("b", f"Twice{n - 1}"), name=f"Twice{n}")))
     return fields
 
 

@@ -146,6 +146,18 @@ def avro(
     return Avro(text, None if registry is None else Registry.of(registry, options), subject)
 
 
+def warm_up() -> None:
+    """Compile the kernels, by a row written and read."""
+    from cutwater.connectors.avro.decoder import AvroDecoder
+    from cutwater.connectors.avro.encoder import AvroEncoder
+    from cutwater.connectors.messages.base import Values
+
+    text = schema_text({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
+    value = b"\0\0\0\0\1" + AvroEncoder(text).encode(pa.table({"n": [1]})).value(0)
+    decoder = AvroDecoder(text, None, dictionaries=False, schema_of=lambda id: record_of(text))
+    decoder.decode(Values.of([value]), first_only=False)
+
+
 def _no_subject(registry: Registry, subject: str) -> BuildError:
     return BuildError(
         f"the schema registry at {registry.url} has no schema for subject {subject!r}",

@@ -118,9 +118,11 @@ def warm_up() -> None:
 
 def compile_connectors() -> None:
     """Compile kernels that only some jobs need, which load them when they do."""
-    from cutwater.connectors.kafka.native_consumer import warm_up
+    from cutwater.connectors.avro import formats
+    from cutwater.connectors.kafka import native_consumer
 
-    warm_up()
+    native_consumer.warm_up()
+    formats.warm_up()
 
 
 def _warm_up_texts(rows: pa.RecordBatch) -> None:

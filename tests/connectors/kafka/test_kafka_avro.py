@@ -152,6 +152,7 @@ def test_a_row_that_cannot_be_written_is_refused_before_a_checkpoint_has_it(
     writer = sink.writer(rows.schema, Identity(0, 1), [])
     with pytest.raises((DataError, BuildError), match=message):
         writer.write(rows)
+        writer.pre_commit(1, False)
     writer.close()
 
 
@@ -169,6 +170,7 @@ def test_a_schema_that_the_registry_refuses_is_said_before_a_checkpoint_has_rows
     )
     with pytest.raises(StorageError, match="refuses the schema"):
         writer.write(rows)
+        writer.pre_commit(1, False)
     writer.close()
 
 

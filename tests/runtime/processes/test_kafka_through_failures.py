@@ -47,7 +47,13 @@ def seen(broker: Broker, topic: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("recovery", "shapes"), [("job", (2, 3, 1)), ("task", (1, 2, 3)), ("region", (3, 1, 2))], ids=str
+    ("recovery", "shapes"),
+    [
+        ("job", (2, 3, 1)),
+        pytest.param("task", (1, 2, 3), marks=pytest.mark.full),
+        pytest.param("region", (3, 1, 2), marks=pytest.mark.full),
+    ],
+    ids=str,
 )
 def test_each_row_counts_once(
     start: Any,

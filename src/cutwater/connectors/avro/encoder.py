@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +44,11 @@ class AvroEncoder:
     id: int | None = None
     """Of the schema in the registry; ``None``: it is registered when the first row is written."""
 
+    gap: ClassVar[int] = 0
+
     def check(self, schema: pa.Schema) -> None:
         """See ``ValueEncoder.check``."""
         _program(self.text, schema, b"")
-
-    def refuse(self, rows: pa.Table) -> None:
-        """See ``ValueEncoder.refuse``; by writing them, which costs little."""
-        self.encode(rows)
 
     def encode(self, rows: pa.Table) -> Encoded:
         """See ``ValueEncoder.encode``.

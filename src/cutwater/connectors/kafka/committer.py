@@ -25,11 +25,11 @@ class TransactionalProducers:
     Args:
         markers: of the step.
         make: a producer with a transactional id.
-        send: hands rows to a producer and waits for nothing; returns what must stay in memory meanwhile.
+        send: hands messages to a producer and waits for nothing; they stay in memory meanwhile.
     """
 
     def __init__(
-        self, markers: Markers, make: Callable[[str], Producer], send: Callable[[Producer, pa.Table], object]
+        self, markers: Markers, make: Callable[[str], Producer], send: Callable[[Producer, pa.Table], None]
     ) -> None:
         self._markers, self._make, self._send = markers, make, send
         self._made: dict[int, tuple[Producer, Marker]] = {}
@@ -114,17 +114,10 @@ class TransactionalProducers:
         self._made[subtask] = producer, found or Marker(0, 0)
         return found
 
-    def _mark(self, subtask: int, marker: Marker, send: Callable[[], object] | None) -> None:
+    def _mark(self, subtask: int, marker: Marker, send: Callable[[], None] | None) -> None:
         producer, _ = self._made[subtask]
-        kept: list[object] = []
-        """What the library reads from until the transaction is over."""
-
-        def write() -> None:
-            if send is not None:
-                kept.append(send())
-
         try:
-            producer.transaction(write, self._markers.group(subtask), marker.checkpoint_id, marker.text())
+            producer.transaction(send, self._markers.group(subtask), marker.checkpoint_id, marker.text())
         except BaseException:
             self._made.pop(subtask, None)  # whether it was committed, the next producer finds out
             producer.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cutwater.connectors.kafka.cluster import KafkaCluster, asked, client_library
+from cutwater.data.decoding import prepare
 from cutwater.errors import StorageError
 
 _TIMEOUT_S = 30.0
@@ -42,6 +43,9 @@ class Marker(msgspec.Struct, frozen=True):
 
 class _Text(msgspec.Struct):
     incarnation: int
+
+
+prepare(_Text)
 
 
 @dataclass(frozen=True)

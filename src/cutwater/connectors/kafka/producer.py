@@ -117,7 +117,7 @@ class Producer:
         """
         self._done(lambda: self._library.init_transactions(self.client.handle, _TRANSACTION_MS))
 
-    def transaction(self, write: Callable[[], None], group: str, offset: int, text: str) -> None:
+    def transaction(self, write: Callable[[], None] | None, group: str, offset: int, text: str) -> None:
         """One transaction: what ``write`` sends, and an offset with a text for a group, of the first partition.
 
         Raises:
@@ -126,7 +126,8 @@ class Producer:
         """
         self._done(lambda: self._library.begin_transaction(self.client.handle))
         try:
-            write()
+            if write is not None:
+                write()
             self._mark(group, offset, text)
             self._done(lambda: self._library.commit_transaction(self.client.handle, _TRANSACTION_MS))
         except StorageError:

@@ -19,8 +19,9 @@ from cutwater.connectors.kafka.committer import KafkaCommitter, TransactionalPro
 from cutwater.connectors.kafka.markers import Markers
 from cutwater.connectors.kafka.producer import Producer, messages_of
 from cutwater.connectors.kafka.topics import Topics
-from cutwater.connectors.messages.encoders import ValueEncoder, keys_of
+from cutwater.connectors.messages.encoders import ValueEncoder, bytes_of, keys_of
 from cutwater.data.changes import OP, added_rows
+from cutwater.data.words import valid_rows
 from cutwater.errors import BuildError, ConfigError, did_you_mean
 
 _compute: Any = pyarrow.compute
@@ -34,6 +35,10 @@ _WRITING: dict[str, object] = {
 }
 """What a producer is told where the user says nothing."""
 _TRANSACTION_MS = 300_000
+_MESSAGES = pa.schema({"key": pa.binary(), "value": pa.binary()})
+"""What is staged: messages as they are written."""
+_ENCODED_ROWS = 1 << 14
+"""Rows that are encoded at once: for fewer a call costs more than they do."""
 _KEPT_BYTES, _KEPT_BATCHES = 64 << 20, 4096
 """Rows that the library may still be reading from; then it is waited for."""
 
@@ -117,8 +122,7 @@ class KafkaSink(EpochSink):
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         if self.guarantee == "at-least-once":
             return _DirectWriter(self, plain_schema(schema), self.cluster)
-        area = self.area(ctx.job_uid, ctx.step)
-        return _StagingWriter(area, plain_schema(schema), ctx, self._of(ctx.job_uid, ctx.step), self._refuse)
+        return _StagingWriter(self, plain_schema(schema), ctx, self._of(ctx.job_uid, ctx.step))
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
         if self.guarantee == "at-least-once":
@@ -136,54 +140,91 @@ class KafkaSink(EpochSink):
             self._producers[job_uid, step] = TransactionalProducers(markers, make, self.send)
         return self._producers[job_uid, step]
 
-    def send(self, producer: Producer, rows: pa.Table) -> object:
-        """Hand rows to a producer; what is returned must stay in memory until it has flushed.
+    def messages(self, rows: pa.Table) -> pa.RecordBatch:
+        """Rows as they are written: their keys, and their values with the encoder's gap; null for a key that leaves.
 
         Raises:
             DataError: a row that cannot be written.
-            StorageError: the library refuses one.
         """
         gone = None
         if self.changes is not None:
-            kept = _compute.not_equal(rows.column(OP), "-U")  # its +U follows
-            rows = rows.filter(kept).combine_chunks()
+            rows = rows.filter(_compute.not_equal(rows.column(OP), "-U")).combine_chunks()  # its +U follows
             marks = [added_rows(batch) for batch in rows.to_batches()]
             gone = ~np.concatenate(marks or [np.zeros(0, np.bool_)])
-        if not rows.num_rows:
-            return None
         values = self.encoder.encode(rows.select(self._values(rows.schema).names))
-        keys = keys_of(rows, self.key) if self.key else None
-        producer.send(messages_of(values, gone, keys))
-        return values, keys
+        keys = keys_of(rows, self.key) if self.key else pa.nulls(rows.num_rows, pa.binary())
+        return pa.record_batch([keys, values.column(gone)], schema=_MESSAGES)
 
-    def _refuse(self, rows: pa.Table) -> None:
-        self.encoder.refuse(rows.select(self._values(rows.schema).names))
+    def send(self, producer: Producer, messages: pa.Table) -> None:
+        """Hand messages to a producer; they must stay in memory until it has flushed.
+
+        Raises:
+            StorageError: the library refuses one.
+        """
+        for batch in messages.to_batches():
+            keys, column = batch.columns
+            values, there = bytes_of(column), valid_rows(column)
+            values = values._replace(lengths=values.lengths - self.encoder.gap)
+            producer.send(messages_of(values, None if there is None else ~there, keys if self.key else None))
 
     def _values(self, schema: pa.Schema) -> pa.Schema:
         """The columns that values hold: the mark of a change is none in an upsert."""
         return pa.schema([field for field in schema if self.changes is None or field.name != OP])
 
 
-class _StagingWriter(EpochWriter):
-    """Stages rows that can be written, and announces itself before any of them may be committed."""
+class _Encoding:
+    """Joins rows until they are worth a call of the encoder.
 
-    def __init__(
-        self,
-        area: Any,
-        schema: pa.Schema,
-        ctx: SinkContext,
-        producers: TransactionalProducers,
-        refuse: Callable[[pa.Table], None],
-    ) -> None:
-        super().__init__(area, schema, ctx)
-        self._producers, self._refuse = producers, refuse
+    Args:
+        sink: of which they become messages.
+        schema: of the rows, with plain types.
+    """
+
+    def __init__(self, sink: KafkaSink, schema: pa.Schema) -> None:
+        self._sink, self._schema = sink, schema
+        self._rows: list[pa.RecordBatch] = []
+        self._count = 0
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Take rows; True if they are enough."""
+        self._rows.append(cast_batch(batch, self._schema))
+        self._count += batch.num_rows
+        return self._count >= _ENCODED_ROWS
+
+    def messages(self) -> pa.RecordBatch | None:
+        """All rows as messages, if there are any.
+
+        Raises:
+            DataError: a row that cannot be written.
+        """
+        if not self._count:
+            return None
+        rows = pa.Table.from_batches(self._rows, self._schema).combine_chunks()
+        self._rows, self._count = [], 0
+        return self._sink.messages(rows)
+
+
+class _StagingWriter(EpochWriter):
+    """Stages messages, and announces itself before any of them may be committed.
+
+    Rows are encoded before a checkpoint has them: one that cannot be written is found while it can still be left out.
+    """
+
+    def __init__(self, sink: KafkaSink, schema: pa.Schema, ctx: SinkContext, producers: TransactionalProducers) -> None:
+        super().__init__(sink.area(ctx.job_uid, ctx.step), _MESSAGES, ctx)
+        self._encoding, self._producers = _Encoding(sink, schema), producers
 
     def write(self, batch: pa.RecordBatch) -> None:
-        plain = cast_batch(batch, self._schema)
-        self._refuse(pa.Table.from_batches([plain]))
-        super().write(plain)
+        if self._encoding.add(batch):
+            self._stage()
+
+    def _stage(self) -> None:
+        messages = self._encoding.messages()
+        if messages is not None:
+            super().write(messages)
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
+        self._stage()
         make = super().pre_commit(checkpoint_id, final)
 
         def snapshot() -> PreCommit:
@@ -205,12 +246,14 @@ class _DirectWriter:
     def __init__(self, sink: KafkaSink, schema: pa.Schema, cluster: KafkaCluster) -> None:
         self._sink, self._schema = sink, schema
         self._producer = Producer(cluster, sink.topic, _WRITING)
-        self._kept: list[object] = []
+        self._kept: list[pa.Table] = []
         self._kept_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         rows = pa.Table.from_batches([cast_batch(batch, self._schema)])
-        self._kept.append(self._sink.send(self._producer, rows))
+        messages = pa.Table.from_batches([self._sink.messages(rows)])
+        self._sink.send(self._producer, messages)
+        self._kept.append(messages)
         self._kept_bytes += batch.nbytes
         self._producer.check()
         if self._kept_bytes >= _KEPT_BYTES or len(self._kept) >= _KEPT_BATCHES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,26 @@ class Encoded(NamedTuple):
     data: pa.Buffer
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
+    gap: int = 0
+    """Bytes behind each that are not part of it; there is nothing else between them."""
+
+    def column(self, gone: npt.NDArray[np.bool_] | None) -> pa.Array:
+        """As an Arrow array of binary, without a copy; each with the gap behind it.
+
+        Args:
+            gone: those that are null; ``None``: none is.
+
+        >>> lines_of([b"a\\nbc\\n"], 2).column(np.array([True, False])).to_pylist()
+        [None, b'bc\\n']
+        """
+        ends = np.zeros(len(self.starts) + 1, np.int32)
+        np.cumsum(self.lengths + self.gap, out=ends[1:])
+        mask, nulls = None, 0
+        if gone is not None and gone.any():
+            mask, nulls = pa.py_buffer(np.packbits(~gone, bitorder="little")), int(gone.sum())
+        first = int(self.starts[0]) if len(self.starts) else 0
+        data = self.data.slice(first, int(ends[-1]))
+        return pa.Array.from_buffers(pa.binary(), len(self.starts), [mask, pa.py_buffer(ends), data], nulls)
 
     @property
     def addresses(self) -> npt.NDArray[np.int64]:
@@ -43,19 +63,14 @@ class Encoded(NamedTuple):
 class ValueEncoder(Protocol):
     """Makes the values of messages: a frozen, picklable value."""
 
+    gap: ClassVar[int]
+    """Of what it encodes (``Encoded``)."""
+
     def check(self, schema: pa.Schema) -> None:
         """Refuse columns that values cannot hold.
 
         Raises:
             BuildError: with what to do.
-        """
-        ...
-
-    def refuse(self, rows: pa.Table) -> None:
-        """Refuse rows that ``encode`` would: before a checkpoint has them, whose rows must be written.
-
-        Raises:
-            DataError, BuildError, StorageError: as ``encode``.
         """
         ...
 
@@ -79,15 +94,10 @@ class LineEncoder:
 
     parts: JsonParts | CsvParts
 
+    gap: ClassVar[int] = 1
+
     def check(self, schema: pa.Schema) -> None:
         self.parts.schema(schema)
-
-    def refuse(self, rows: pa.Table) -> None:
-        doubtful = rows.schema.names
-        if isinstance(self.parts, JsonParts):
-            doubtful = [field.name for field in rows.schema if _has_times(field.type)]
-        if doubtful:
-            self.encode(rows.select(doubtful))
 
     def encode(self, rows: pa.Table) -> Encoded:
         return lines_of(self.parts.text(rows.schema, rows), rows.num_rows)
@@ -101,6 +111,8 @@ class ColumnEncoder:
     b'bc'
     """
 
+    gap: ClassVar[int] = 0
+
     def check(self, schema: pa.Schema) -> None:
         kinds = [field.type for field in schema]
         if len(kinds) != 1 or not (pt.is_string(kinds[0]) or pt.is_binary(kinds[0])):
@@ -109,16 +121,8 @@ class ColumnEncoder:
                 hint="Select it first, or write format='json'.",
             )
 
-    def refuse(self, rows: pa.Table) -> None:
-        """Any text can be written."""
-
     def encode(self, rows: pa.Table) -> Encoded:
         return bytes_of(rows.column(0).combine_chunks())
-
-
-def _has_times(kind: pa.DataType) -> bool:
-    """True for times, also in lists, structs and maps: a text cannot hold all of them."""
-    return pt.is_temporal(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def lines_of(pieces: Sequence[bytes], rows: int) -> Encoded:
@@ -131,7 +135,7 @@ def lines_of(pieces: Sequence[bytes], rows: int) -> Encoded:
         )
     starts = np.zeros(rows, np.int64)
     starts[1:] = ends[:-1] + 1
-    return Encoded(pa.py_buffer(data), starts, ends - starts)
+    return Encoded(pa.py_buffer(data), starts, ends - starts, gap=1)
 
 
 def bytes_of(column: pa.Array) -> Encoded:

@@ -64,8 +64,8 @@ CONTENDERS = (
     _contender("bytewax", "off", 2_400_000, _bytewax(0)),
     _contender("bytewax", "1 s", 800_000, _bytewax(1)),
     _contender("kernels", "off", 600_000_000, _bare),
-    _contender("cutwater", "off", 150_000_000, _cutwater("off", "text"), "text"),
-    _contender("cutwater", "1 s", 150_000_000, _cutwater("1s", "text"), "text"),
+    _contender("cutwater", "off", 300_000_000, _cutwater("off", "text"), "text"),
+    _contender("cutwater", "1 s", 300_000_000, _cutwater("1s", "text"), "text"),
     _contender("flink", "off", 15_000_000, _flink(0, "text"), "text"),
     _contender("flink", "1 s", 15_000_000, _flink(1000, "text"), "text"),
 )

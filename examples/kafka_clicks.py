@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,8 +109,6 @@ def expected() -> list[tuple[str, str, int, int]]:
 
 
 def main() -> int:
-    import shutil
-
     from servers.kafka import Broker
 
     folder = HOME / "out" / "kafka"

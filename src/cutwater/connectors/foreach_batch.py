@@ -137,6 +137,30 @@ class ForeachBatchSink(EpochSink):
             ) from error
 
 
+def check_upsert_key(changes: tuple[str, ...], key: tuple[str, ...], otherwise: str) -> None:
+    """Refuse an upsert of an updating stream by a key that does not tell its rows apart.
+
+    Args:
+        changes: the columns that do; none if unknown.
+        key: of the upsert.
+        otherwise: why that cannot be, for the error.
+
+    Raises:
+        BuildError: with the key to write.
+
+    >>> check_upsert_key(("k",), ("k", "n"), "the table has one row for each k, n")
+    """
+    if changes and set(changes) <= set(key):
+        return
+    known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
+    raise BuildError(
+        f"the rows of the updating stream {known}, but {otherwise}",
+        hint=f"Write key=[{', '.join(map(repr, changes))}]."
+        if changes
+        else "Say which columns tell its rows apart: .with_changes('column'); of top(...) rank='place' is one.",
+    )
+
+
 class EpochWriter:
     """One subtask's writer: rows of an epoch go to one piece, which the barrier seals."""
 

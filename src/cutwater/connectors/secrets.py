@@ -8,6 +8,23 @@ from pathlib import Path
 from cutwater.errors import ConfigError
 
 
+def check_named(what: str, name: str, value: str) -> None:
+    """Refuse a secret that is given and not named.
+
+    Args:
+        what: names it, for the error.
+        name, value: of the option.
+
+    Raises:
+        ConfigError: with how to name it.
+    """
+    if not value.startswith(("env:", "file:")):
+        raise ConfigError(
+            f"{what} holds a secret, which must not travel with the plan",
+            hint=f"Say where it is: {{{name!r}: 'env:NAME'}} or 'file:/path', readable where the workers run.",
+        )
+
+
 def secret_at(what: str, place: str) -> str:
     """The secret that lies in a variable, ``"env:NAME"``, or in a file, ``"file:/path"``.
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from cutwater.connectors.base import Guarantee, Json, SinkContext, SinkSnapshot
 from cutwater.connectors.databases import Connection, Database, database_of
 from cutwater.connectors.files.schemas import plain_schema
-from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochSink, EpochWriter
+from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochSink, EpochWriter, check_upsert_key
 from cutwater.connectors.staging import StagingArea, incarnation_of
 from cutwater.connectors.staging_folders import StoreFolder
 from cutwater.data.changes import OP, added_rows
@@ -201,16 +201,9 @@ class TableSink(EpochSink):
         """
         if self.mode == "append":
             return self
-        if changes and set(changes) <= set(self.key):
-            return replace(self, changes=changes)
-        known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
-        raise BuildError(
-            f"the rows of the updating stream {known}, but the upsert keeps one row for each {', '.join(self.key)}: "
-            "they would replace, and delete, each other",
-            hint=f"Write key=[{', '.join(map(repr, changes))}]."
-            if changes
-            else "Say which columns tell its rows apart: .with_changes('column'); of top(...) rank='place' is one.",
-        )
+        kept = f"the upsert keeps one row for each {', '.join(self.key)}: they would replace, and delete, each other"
+        check_upsert_key(changes, self.key, kept)
+        return replace(self, changes=changes)
 
     def stored(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the stream that the table has, with plain types: the mark of a change is none."""

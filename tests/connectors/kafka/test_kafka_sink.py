@@ -17,10 +17,10 @@ import pytest
 from servers.kafka import Broker
 
 from cutwater.connectors.base import SinkSnapshot
+from cutwater.connectors.kafka.commit_records import CommitRecord, CommitRecords
 from cutwater.connectors.kafka.kafka import kafka
-from cutwater.connectors.kafka.markers import Marker, Markers
 from cutwater.connectors.kafka.sink import KafkaSink
-from cutwater.errors import BuildError, FencedError, StorageError
+from cutwater.errors import BuildError, ConfigError, FencedError, StorageError
 
 SCHEMA = pa.schema({"row": pa.int64(), "t": pa.string()})
 
@@ -165,14 +165,16 @@ def test_another_parallelism(sink: KafkaSink, seen: Callable[[], list[int]]) -> 
     assert seen() == list(range(1, 13))
 
 
-def test_a_lost_marker_is_said(broker: Broker, sink: KafkaSink, topic: str, seen: Callable[[], list[int]]) -> None:
+def test_a_lost_commit_record_is_said(
+    broker: Broker, sink: KafkaSink, topic: str, seen: Callable[[], list[int]]
+) -> None:
     job = Job(sink, 1)
     snapshot = job.checkpoint(1, 1)
     job.close()
-    group = Markers(sink.cluster, topic, "c0ffee", "out").group(0)
+    group = CommitRecords(sink.cluster, topic, "c0ffee", "out").group(0)
     admin = broker.admin
     admin.delete_consumer_groups([group])[group].result(30)
-    with pytest.raises(StorageError, match="no marker any more"):
+    with pytest.raises(StorageError, match="no commit record any more"):
         job.settle(snapshot, 2)
     assert seen() == []
 
@@ -197,7 +199,7 @@ KILLED = textwrap.dedent(
     if place == "begun":
         library.produce_batch = die
     elif place == "sent":
-        producer._mark = lambda *_: (producer._library.flush(producer.client.handle, 10_000), die())
+        producer._send_offset = lambda *_: (producer._library.flush(producer.client.handle, 10_000), die())
     elif place == "marked":
         library.commit_transaction = die
     elif place == "committed":
@@ -217,7 +219,7 @@ def test_killed_anywhere_in_a_commit(
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     sink = kafka(broker.address, topic).as_sink().bind(str(tmp_path))
-    marker = Markers(sink.cluster, topic, "c0ffee", "out")
+    record = CommitRecords(sink.cluster, topic, "c0ffee", "out")
     pieces = sorted(path.name for path in tmp_path.rglob("*.arrows"))
     assert len(pieces) == 1  # those of the first checkpoint were handed over
     from cutwater.connectors.staging import PieceCut
@@ -231,7 +233,7 @@ def test_killed_anywhere_in_a_commit(
     handle["piece"] = {"file": cut.file, "length": cut.length, "rows": cut.rows, "digest": cut.digest}
     sink.committer(SCHEMA, "c0ffee", "out").settle(SinkSnapshot(2, [handle]), [], 2)
     assert seen() == list(range(5_100))
-    assert marker.of(0) == Marker(2, 2)
+    assert record.of(0) == CommitRecord(2, 2)
 
 
 def test_an_upsert_keeps_the_newest_row_of_each_key(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -248,6 +250,13 @@ def test_an_upsert_keeps_the_newest_row_of_each_key(broker: Broker, topic: str, 
         found.setdefault(message.key(), []).append(json.loads(message.value() or b"null"))
     assert found == {b"1": [{"k": 1, "n": 10}, {"k": 1, "n": 11}], b"2": [{"k": 2, "n": 20}, None]}
     writer.close()
+
+
+def test_an_upsert_has_one_subtask(broker: Broker, topic: str) -> None:
+    """Rows of a key that come from several have no order."""
+    assert kafka(broker.address, topic, key="k", mode="upsert").as_sink().parallelism == 1
+    with pytest.raises(ConfigError, match="in any order"):
+        kafka(broker.address, topic, key="k", mode="upsert", parallelism=2).as_sink()
 
 
 def test_at_least_once_shows_rows_at_once(broker: Broker, topic: str) -> None:

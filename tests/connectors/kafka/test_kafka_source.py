@@ -248,6 +248,38 @@ def test_topics_by_a_pattern(
     assert [split.id for split in source.discover()] == [f"{topic}.a-0", f"{topic}.b-0"]
 
 
+def test_a_topic_that_a_pattern_finds_later_begins_at_its_first_message(
+    broker: Broker, topic: str, produce: Callable[..., None], read: Callable[..., Kafka]
+) -> None:
+    source = read(topic_pattern=rf"{topic}\.late", schema="n long", start="latest").as_source()
+    assert source.discover() == []
+    broker.create_topic(f"{topic}.late", 2)
+    time.sleep(0.5)
+    produce(f"{topic}.late", [{"n": 1}])
+    assert [split.data["start"] for split in source.discover()] == [0, 0]
+
+
+def test_a_look_for_partitions_waits_as_long_as_readers_do(
+    broker: Broker, topic: str, read: Callable[..., Kafka], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutwater.connectors.kafka import source as source_module
+    from cutwater.connectors.kafka import topics
+
+    monkeypatch.setattr(topics, "_TIMEOUT_S", 1.0)
+    source = read(topic, schema="n long").as_source()
+    before = source.discover()
+    broker.pause()
+    try:
+        assert source.discover() == before
+        with pytest.raises(StorageError):
+            read(topic, schema="n long").as_source().discover()  # nothing is known yet
+        monkeypatch.setattr(source_module, "PATIENCE_S", 0.0)
+        with pytest.raises(StorageError):
+            source.discover()
+    finally:
+        broker.go_on()
+
+
 def test_what_is_wrong_is_said(topic: str, read: Callable[..., Kafka], monkeypatch: pytest.MonkeyPatch) -> None:
     from cutwater.connectors.kafka import topics
     from cutwater.connectors.kafka.kafka import kafka

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from cutwater.connectors.avro.schemas import AvroType, SchemaText, parsed
-from cutwater.connectors.secrets import secret_at
+from cutwater.connectors.secrets import check_named, secret_at
 from cutwater.errors import BuildError, ConfigError, StorageError, did_you_mean
 
 _USER = "basic.auth.user.info"
@@ -74,11 +74,8 @@ class Registry:
         for name, value in (options or {}).items():
             if name not in _OPTIONS:
                 raise ConfigError(f"a schema registry has no option {name!r}", hint=did_you_mean(name, _OPTIONS))
-            if name == _USER and not value.startswith(("env:", "file:")):
-                raise ConfigError(
-                    f"option {name!r} of the schema registry holds a secret, which must not travel with the plan",
-                    hint=f"Say where it is: {{{name!r}: 'env:NAME'}} or 'file:/path', readable where the workers run.",
-                )
+            if name == _USER:
+                check_named(f"option {name!r} of the schema registry", name, value)
         return cls(url.rstrip("/"), tuple(sorted((options or {}).items())))
 
     def latest(self, subject: str) -> Registered | None:

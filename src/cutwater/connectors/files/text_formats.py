@@ -31,6 +31,8 @@ pc: Any = pyarrow.compute
 PlainParser = Callable[[bytes, int], "pa.RecordBatch | None"]
 """Data and their number of rows to a batch; ``None`` if a row is not plain: then ``parse`` has to say what it is."""
 
+_SLOW_MOST = 31
+"""So often the slow way is taken at most before the fast one is tried again."""
 _ZONE = r"\d:\d\d\S*(?:[zZ]|[+-]\d\d(?::?\d\d)?)$|T\d\d(?:Z|[+-]\d\d(?::?\d\d)?)$"
 """A time of day that ends with a zone (the end of a plain date looks like an offset, too)."""
 _TIME = r"^\d{4}-\d\d-\d\d(?:[T ]|$)"
@@ -360,6 +362,37 @@ class JsonFormat:
 
 
 TextFormat = CsvFormat | JsonFormat
+
+
+class PlainFirst:
+    """Tries the fast parser, and leaves it alone for a while each time that rows were not plain.
+
+    Args:
+        plain: the parser; ``None``: there is none.
+
+    >>> tries = PlainFirst(lambda data, rows: print("tried"))
+    >>> [tries.parse(b"", 0) for _ in range(4)]
+    tried
+    tried
+    [None, None, None, None]
+    """
+
+    def __init__(self, plain: PlainParser | None) -> None:
+        self._plain = plain
+        self._left = self._last = 0
+        """How often it is not tried now, and how often it was not the last time."""
+
+    def parse(self, data: bytes, rows: int) -> pa.RecordBatch | None:
+        """The rows; ``None`` if ``parse`` of the format has to say what they are."""
+        if self._plain is None:
+            return None
+        if self._left:
+            self._left -= 1
+            return None
+        batch = self._plain(data, rows)
+        self._last = 0 if batch is not None else min(2 * self._last + 1, _SLOW_MOST)
+        self._left = self._last
+        return batch
 
 
 def _finish(table: pa.Table, rows: int, schema: pa.Schema, formats: Sequence[str]) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from cutwater.connectors.files.schemas import (
     name_differences,
     only,
 )
-from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainParser, TextFormat
+from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainFirst, PlainParser, TextFormat
 from cutwater.errors import DataError
 
 BLOCK_BYTES = 1 << 22
@@ -35,8 +35,6 @@ _INFER_BYTES = 1 << 20
 """Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
 _MAX_REASON = 500
-_SLOW_MOST = 31
-"""So often the slow way is taken at most before the fast one is tried again."""
 
 
 class _Bad(NamedTuple):
@@ -206,9 +204,8 @@ class TextReader:
         self._lines, start, at = self._opened(split, position, self._block_bytes)
         self._names = self._column_names(start.names)
         self._widened = Widened(schema)
-        self._plain = (PlainParsers() if parsers is None else parsers).of(text, self._read_schema, self._names)
-        self._slow_left = self._slow_last = 0
-        """How often ``_plain`` is not tried, since a block was not plain, and how often it was not the last time."""
+        parsers = PlainParsers() if parsers is None else parsers
+        self._plain = PlainFirst(parsers.of(text, self._read_schema, self._names))
         self._parsed: _Parsed | None = None
         self._row = 0
         self._bad = 0
@@ -346,14 +343,9 @@ class TextReader:
         data = block.data
         if first > 0 or stop < len(block.starts):
             data = data[int(block.starts[first]) : int(block.ends[stop - 1])]
-        if self._slow_left:
-            self._slow_left -= 1
-        elif self._plain is not None:
-            batch = self._plain(data, stop - first)
-            if batch is not None:
-                self._slow_last = 0
-                return batch
-            self._slow_left = self._slow_last = min(2 * self._slow_last + 1, _SLOW_MOST)
+        batch = self._plain.parse(data, stop - first)
+        if batch is not None:
+            return batch
         return self._text.parse(data, stop - first, self._read_schema, self._names, newlines=block.quoted_newlines)
 
     def _raw(self, block: Block, row: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cutwater.connectors.secrets import secret_at
+from cutwater.connectors.secrets import check_named, secret_at
 from cutwater.errors import BuildError, ConfigError
 
 SECRETS = frozenset(
@@ -21,12 +21,18 @@ SECRETS = frozenset(
     }
 )
 """Options that nobody may read: their values are found where a client is made, never in a plan or a message."""
+END_OF_PARTITION, ALL_BROKERS_DOWN = -191, -187
+REFUSED = (-169, -181)
+"""The library's codes of an authentication, or a TLS handshake, that failed."""
 _SETTLING = frozenset({5, 6, 14, 15, 16, -180, -195})
 """The codes of a leader or coordinator that is being chosen, or has just moved, and of a connection that was lost."""
 _AGAIN_S = 0.1
+PATIENCE_S = 120.0
+"""How long all brokers may be away before a job fails: shorter than that is a restart of theirs."""
 T = TypeVar("T")
 _OURS = {
     "auto.offset.reset": "on_lost",
+    "delivery.report.only.error": "the sink",
     "enable.auto.commit": "checkpoints, which hold the offsets",
     "enable.auto.offset.store": "checkpoints, which hold the offsets",
     "enable.idempotence": "guarantee",
@@ -67,11 +73,8 @@ class KafkaCluster:
                 raise ConfigError(f"kafka option {name!r} is decided by {_OURS[name]}", hint="Leave it out.")
             if name in ("bootstrap.servers", "metadata.broker.list"):
                 raise ConfigError(f"kafka option {name!r}: the servers are the first argument", hint="Leave it out.")
-            if name in SECRETS and not value.startswith(("env:", "file:")):
-                raise ConfigError(
-                    f"kafka option {name!r} holds a secret, which must not travel with the plan",
-                    hint=f"Say where it is: {{{name!r}: 'env:NAME'}} or 'file:/path', readable where the workers run.",
-                )
+            if name in SECRETS:
+                check_named(f"kafka option {name!r}", name, value)
         return cls(servers.strip(), tuple(sorted(given.items())))
 
     def conf(self, **ours: object) -> dict[str, str]:

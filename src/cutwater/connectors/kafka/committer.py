@@ -1,4 +1,4 @@
-"""Epochs into a topic, each in one transaction with its marker.  See ``docs/decisions/0055-kafka.md``."""
+"""Epochs into a topic, each in one transaction with its commit record.  See ``docs/decisions/0055-kafka.md``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle
-from cutwater.connectors.kafka.markers import Marker, Markers
+from cutwater.connectors.kafka.commit_records import CommitRecord, CommitRecords
 from cutwater.connectors.kafka.producer import Producer
 from cutwater.connectors.staging import StagingArea, incarnation_of
 from cutwater.connectors.staging_folders import StoreFolder
@@ -19,25 +19,25 @@ from cutwater.errors import FencedError, StorageError
 class TransactionalProducers:
     """The producers of a write step in this process, one for each subtask, made when first needed.
 
-    Rows are staged only once their subtask has a marker (``announce``), so whoever may ever commit some has one, and a
-    restore finds all of them.
+    Rows are staged only once their subtask has a commit record (``announce``), so whoever may ever commit some has one,
+    and a restore finds all of them.
 
     Args:
-        markers: of the step.
+        records: of the step.
         make: a producer with a transactional id.
         send: hands messages to a producer and waits for nothing; they stay in memory meanwhile.
     """
 
     def __init__(
-        self, markers: Markers, make: Callable[[str], Producer], send: Callable[[Producer, pa.Table], None]
+        self, records: CommitRecords, make: Callable[[str], Producer], send: Callable[[Producer, pa.Table], None]
     ) -> None:
-        self._markers, self._make, self._send = markers, make, send
-        self._made: dict[int, tuple[Producer, Marker]] = {}
+        self._records, self._make, self._send = records, make, send
+        self._made: dict[int, tuple[Producer, CommitRecord]] = {}
         self._lock = threading.RLock()
         """The loop commits while the snapshot thread announces."""
 
     def announce(self, subtask: int, incarnation: int) -> None:
-        """Make the subtask's producer, and leave a marker if there is none.
+        """Make the subtask's producer, and leave a record if there is none.
 
         Raises:
             FencedError, StorageError: as ``Producer``.
@@ -46,7 +46,7 @@ class TransactionalProducers:
             if subtask in self._made:
                 return
             if self._take_over(subtask) is None:
-                self._mark(subtask, Marker(0, incarnation), None)
+                self._record(subtask, CommitRecord(0, incarnation), None)
 
     def write(self, rows: pa.Table, epoch: EpochHandle, incarnation: int) -> None:
         """The rows of an epoch, if they are not in and may come in.
@@ -61,15 +61,15 @@ class TransactionalProducers:
             if epoch.subtask not in self._made and self._take_over(epoch.subtask) is None:
                 self.close()
                 raise StorageError(
-                    f"kafka group {self._markers.group(epoch.subtask)!r} has no marker any more: it cannot be told "
-                    f"whether the rows of checkpoint {epoch.checkpoint_id} are in the topic",
+                    f"kafka group {self._records.group(epoch.subtask)!r} has no commit record any more: it "
+                    f"cannot be told whether the rows of checkpoint {epoch.checkpoint_id} are in the topic",
                     hint="A group's offsets expire (offsets.retention.minutes of the broker; 7 days). Look at the end "
                     "of the topic; restored with the sink under another step id, the job does not write them.",
                 )
-            producer, marker = self._made[epoch.subtask]
-            if marker.admits(epoch.checkpoint_id, incarnation):
-                after = Marker(epoch.checkpoint_id, incarnation)
-                self._mark(epoch.subtask, after, lambda: self._send(producer, rows))
+            producer, record = self._made[epoch.subtask]
+            if record.admits(epoch.checkpoint_id, incarnation):
+                after = CommitRecord(epoch.checkpoint_id, incarnation)
+                self._record(epoch.subtask, after, lambda: self._send(producer, rows))
 
     def fence(self, incarnation: int, subtasks: Container[int] | None) -> None:
         """From now on nobody of a smaller incarnation writes.
@@ -82,18 +82,18 @@ class TransactionalProducers:
             StorageError: as ``Producer``.
         """
         with self._lock:
-            for subtask in self._markers.subtasks():
+            for subtask in self._records.subtasks():
                 if subtasks is not None and subtask not in subtasks:
                     continue
                 before = self._take_over(subtask)
                 if before is not None and before.incarnation > incarnation:
                     raise FencedError(
-                        f"kafka group {self._markers.group(subtask)!r}: attempt {before.incarnation} of the job "
+                        f"kafka group {self._records.group(subtask)!r}: attempt {before.incarnation} of the job "
                         f"writes already, this is {incarnation}",
                         hint="Another driver has taken over the job.",
                     )
                 if before is not None and before.incarnation < incarnation:
-                    self._mark(subtask, Marker(before.checkpoint_id, incarnation), None)
+                    self._record(subtask, CommitRecord(before.checkpoint_id, incarnation), None)
 
     def close(self) -> None:
         """End all of them; later ones are made anew."""
@@ -102,27 +102,27 @@ class TransactionalProducers:
                 producer.close()
             self._made.clear()
 
-    def _take_over(self, subtask: int) -> Marker | None:
-        """Whatever the id's last producer did is decided now; returns the marker."""
-        producer = self._make(self._markers.group(subtask))
+    def _take_over(self, subtask: int) -> CommitRecord | None:
+        """Whatever the id's last producer did is decided now; returns the record."""
+        producer = self._make(self._records.group(subtask))
         try:
             producer.begin_as_only_one()
-            found = self._markers.of(subtask)
+            found = self._records.of(subtask)
         except BaseException:
             producer.close()
             raise
-        self._made[subtask] = producer, found or Marker(0, 0)
+        self._made[subtask] = producer, found or CommitRecord(0, 0)
         return found
 
-    def _mark(self, subtask: int, marker: Marker, send: Callable[[], None] | None) -> None:
+    def _record(self, subtask: int, record: CommitRecord, send: Callable[[], None] | None) -> None:
         producer, _ = self._made[subtask]
         try:
-            producer.transaction(send, self._markers.group(subtask), marker.checkpoint_id, marker.text())
+            producer.transaction(send, self._records.group(subtask), record.checkpoint_id, record.text())
         except BaseException:
             self._made.pop(subtask, None)  # whether it was committed, the next producer finds out
             producer.close()
             raise
-        self._made[subtask] = producer, marker
+        self._made[subtask] = producer, record
 
 
 class KafkaCommitter:
@@ -179,6 +179,6 @@ class KafkaCommitter:
         self._epochs.retire(retired, retained)
 
     def finish(self, incarnation: int) -> None:
-        """See ``Committer.finish``.  The markers stay, as long as the cluster keeps them."""
+        """See ``Committer.finish``.  The records stay, as long as the cluster keeps them."""
         self._epochs.finish(incarnation)
         self._producers.close()

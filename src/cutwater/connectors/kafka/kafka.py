@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from cutwater.connectors.avro.formats import Avro
     from cutwater.connectors.base import BadRows, Guarantee
     from cutwater.connectors.kafka.sink import KafkaSink
     from cutwater.connectors.kafka.source import KafkaSource, Start
-    from cutwater.connectors.messages.base import MessageFormat
+    from cutwater.connectors.messages.base import FormatOfTopic, MessageFormat
 
 _FORMATS = ("json", "csv", "text", "bytes")
 _READING = frozenset(
@@ -71,7 +70,6 @@ class Kafka:
         Raises:
             ConfigError, BuildError: several topics, an option that is for reading, or makes no sense.
         """
-        from cutwater.connectors.avro.formats import Avro
         from cutwater.connectors.kafka.sink import KafkaSink
         from cutwater.connectors.messages.encoders import encoder_of
 
@@ -81,7 +79,7 @@ class Kafka:
         options = dict(self.options)
         key = options.pop("key", ())
         format = options.pop("format", "json")
-        encoder = format.encoder(self.topics[0]) if isinstance(format, Avro) else encoder_of(format)
+        encoder = encoder_of(format) if isinstance(format, str) else format.encoder(self.topics[0])
         return KafkaSink(
             self.cluster, self.topics[0], encoder, (key,) if isinstance(key, str) else tuple(key), **options
         )
@@ -96,7 +94,7 @@ def kafka(
     servers: str,
     topics: str | Sequence[str] = (),
     *,
-    format: Literal["json", "csv", "text", "bytes"] | Avro = "json",
+    format: Literal["json", "csv", "text", "bytes"] | FormatOfTopic = "json",
     options: Mapping[str, object] | None = None,
     topic_pattern: str | None = None,
     schema: pa.Schema | str | None = None,
@@ -170,22 +168,22 @@ _DEFAULTS = {
 
 def _message_format(options: dict[str, Any], topics: Sequence[str]) -> MessageFormat:
     """The format of messages to be read; its options are taken out of the others."""
-    from cutwater.connectors.avro.formats import Avro
     from cutwater.connectors.messages.lines import CsvMessages, JsonMessages
     from cutwater.connectors.messages.raw import RawMessages
 
     name, schema = options.pop("format", "json"), options.pop("schema", None)
     formats = tuple(options.pop("timestamp_formats", ()))
-    if isinstance(name, Avro):
+    if not isinstance(name, str):
         if schema is not None or formats:
-            raise ConfigError("kafka: messages of Avro have the schema that cw.avro names, and no other")
+            kind = type(name).__name__
+            raise ConfigError(f"kafka: messages of {kind} have the schema that cw.{kind.lower()} names, and no other")
         return name.messages(topics[0] if len(topics) == 1 else None)
     if name in RawMessages.NAMES:
         if schema is not None or formats:
             raise ConfigError(f"kafka: messages of format {name!r} have one column 'value' and no schema")
         return RawMessages(name)
     if name not in _FORMATS:
-        raise BuildError(f"kafka: unknown format {name!r}", hint=did_you_mean(str(name), (*_FORMATS, "cw.avro(...)")))
+        raise BuildError(f"kafka: unknown format {name!r}", hint=did_you_mean(name, (*_FORMATS, "cw.avro(...)")))
     if schema is None:
         raise BuildError(
             f"kafka: messages of format {name!r} need a schema",

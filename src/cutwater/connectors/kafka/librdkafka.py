@@ -26,7 +26,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "conf_set_events": (None, [POINTER, INT]),
     "new": (POINTER, [INT, POINTER, TEXT, SIZE]),
     "destroy": (None, [POINTER]),
-    "topic_conf_new": (POINTER, []),
     "topic_new": (POINTER, [POINTER, TEXT, POINTER]),
     "topic_destroy": (None, [POINTER]),
     "last_error": (INT, []),
@@ -41,7 +40,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "header_cnt": (SIZE, [POINTER]),
     "header_get_all": (INT, [POINTER, SIZE, POINTER, POINTER, POINTER]),
     "get_watermark_offsets": (INT, [POINTER, TEXT, c.c_int32, POINTER, POINTER]),
-    "poll": (INT, [POINTER, INT]),
     "flush": (INT, [POINTER, INT]),
     "purge": (INT, [POINTER, INT]),
     "outq_len": (INT, [POINTER]),
@@ -67,9 +65,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "topic_partition_list_destroy": (None, [POINTER]),
     "error_code": (INT, [POINTER]),
     "error_string": (TEXT, [POINTER]),
-    "error_is_fatal": (INT, [POINTER]),
     "error_is_retriable": (INT, [POINTER]),
-    "error_txn_requires_abort": (INT, [POINTER]),
     "error_destroy": (None, [POINTER]),
 }
 _MAPPED = re.compile(r"\s(/\S*librdkafka[^/\s]*\.so[^/\s]*)$")

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.connectors.kafka import message_kernels as kernels
+from cutwater.connectors.kafka.cluster import END_OF_PARTITION
 from cutwater.connectors.kafka.fetched import HEADERS, TIME, Fetched, PartitionError, Wanted
 from cutwater.connectors.kafka.librdkafka import CONSUMER, Client, Library
 from cutwater.connectors.messages.base import Values
 from cutwater.data.words import new_buffer
 
-END_OF_PARTITION = -191
 _MOST_MESSAGES = 1 << 16
 """Taken from the library at once."""
 _MOST_BYTES = 1 << 30

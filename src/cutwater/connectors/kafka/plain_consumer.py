@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.connectors.kafka.cluster import client_library
+from cutwater.connectors.kafka.cluster import END_OF_PARTITION, client_library
 from cutwater.connectors.kafka.fetched import HEADERS, TIME, Fetched, PartitionError, Wanted
 from cutwater.connectors.messages.base import Values
 
 _MOST_MESSAGES = 10_000
-END_OF_PARTITION = -191
 
 
 class PlainConsumer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as c
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.kafka.cluster import KafkaCluster, client_library
+from cutwater.connectors.kafka.cluster import REFUSED, KafkaCluster, client_library
 from cutwater.connectors.kafka.librdkafka import PRODUCER, Client, Library, library
 from cutwater.connectors.messages.encoders import Encoded, bytes_of
 from cutwater.data.words import valid_rows
 from cutwater.errors import BuildError, FencedError, StorageError
 
-_FIELDS, _PARTITION, _VALUE, _KEY = 9, 2, 3, 5
-"""A message is a struct of so many words; where the partition, the value and the key lie (``message_kernels``)."""
-_ANY = np.int64(0xFFFFFFFF)
-"""The library chooses the partition, by the key."""
+_FIELDS, _VALUE, _KEY = 9, 3, 5
+"""A message is a struct of so many words; where the value and the key lie (``message_kernels``)."""
+_BY_KEY = -1
+"""In place of a partition: the library chooses it."""
 _BLOCKS = 0x4
 """A full queue waits."""
 _SLICE = 100_000
@@ -37,7 +38,6 @@ def messages_of(values: Encoded, gone: npt.NDArray[np.bool_] | None, keys: pa.Ar
         keys: of binary; ``None``: without keys.
     """
     made = np.zeros((len(values.starts), _FIELDS), np.int64)
-    made[:, _PARTITION] = _ANY
     made[:, _VALUE], made[:, _VALUE + 1] = values.addresses, values.lengths
     if gone is not None:
         made[gone, _VALUE : _VALUE + 2] = 0
@@ -78,7 +78,7 @@ class Producer:
         """
         for first in range(0, len(messages), _SLICE):
             part = np.ascontiguousarray(messages[first : first + _SLICE])
-            taken = self._library.produce_batch(self._topic, -1, _BLOCKS, part.ctypes.data, len(part))
+            taken = self._library.produce_batch(self._topic, _BY_KEY, _BLOCKS, part.ctypes.data, len(part))
             if taken != len(part):
                 codes = part[:, 0].astype(np.int32)
                 code = int(codes[codes != 0][0])
@@ -104,7 +104,7 @@ class Producer:
             StorageError: nothing goes any more.
         """
         for code, text, fatal in self.client.errors():
-            if fatal or code in (-169, -181):
+            if fatal or code in REFUSED:
                 raise self._failed(code, text)
 
     # ------------------------------------------------------------------------------------------------ transactions
@@ -128,13 +128,13 @@ class Producer:
         try:
             if write is not None:
                 write()
-            self._mark(group, offset, text)
+            self._send_offset(group, offset, text)
             self._done(lambda: self._library.commit_transaction(self.client.handle, _TRANSACTION_MS))
         except StorageError:
             self._ended(self._library.abort_transaction(self.client.handle, _TRANSACTION_MS))
             raise
 
-    def _mark(self, group: str, offset: int, text: str) -> None:
+    def _send_offset(self, group: str, offset: int, text: str) -> None:
         library = self._library
         places = library.topic_partition_list_new(1)
         metadata = library.consumer_group_metadata_new(group.encode())
@@ -196,20 +196,21 @@ def _library() -> Library:
     return found
 
 
+class _Place(c.Structure):
+    """The first fields of ``rd_kafka_topic_partition_t``."""
+
+    _fields_ = [
+        ("topic", c.c_char_p),
+        ("partition", c.c_int32),
+        ("offset", c.c_int64),
+        ("metadata", c.c_void_p),
+        ("metadata_size", c.c_size_t),
+    ]
+
+
 def _fill(library: Library, places: int, topic: str, offset: int, text: str) -> None:
     """Put an offset into a list of the library's: its last element is a struct that we may write to."""
-    import ctypes as c
-
-    class Place(c.Structure):
-        _fields_ = [
-            ("topic", c.c_char_p),
-            ("partition", c.c_int32),
-            ("offset", c.c_int64),
-            ("metadata", c.c_void_p),
-            ("metadata_size", c.c_size_t),
-        ]
-
-    place = c.cast(library.topic_partition_list_add(places, topic.encode(), 0), c.POINTER(Place)).contents
+    place = c.cast(library.topic_partition_list_add(places, topic.encode(), 0), c.POINTER(_Place)).contents
     place.offset = offset
     body = text.encode() + b"\0"  # part of it, since the Python client reads it back up to there
     memory: Any = c.CDLL(None)

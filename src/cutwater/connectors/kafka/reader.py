@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.connectors.base import Json, SourceContext
-from cutwater.connectors.kafka.cluster import KafkaCluster, client_library
+from cutwater.connectors.kafka.cluster import ALL_BROKERS_DOWN, PATIENCE_S, REFUSED, KafkaCluster, client_library
 from cutwater.connectors.kafka.fetched import Consumer, Fetched, PartitionError, PartitionQueue, Wanted
 from cutwater.connectors.kafka.librdkafka import library
 from cutwater.connectors.kafka.native_consumer import NativeConsumer
@@ -21,12 +21,9 @@ from cutwater.connectors.messages.raw import NOT_UTF8, as_texts
 from cutwater.data.words import batch_of
 from cutwater.errors import DataError, StorageError
 
-_ALL_DOWN, _AUTHENTICATION, _SSL = -187, -169, -181
 _OUT_OF_RANGE, _NO_RESET = 1, -140
 _GONE = (3, -188, -190)
 """Unknown topic or partition, as the broker and the library say it."""
-_PATIENCE_S = 120.0
-"""How long all brokers may be away before the job fails: shorter than that is a restart of theirs."""
 _MAX_RAW = 10_000
 
 
@@ -66,9 +63,12 @@ class SharedConsumer:
         if self._consumer is None:
             native, options = library(), self._cluster.conf(**self._options)
             self._consumer = PlainConsumer(options) if native is None else NativeConsumer(native, options)
-        queue = self._consumer.open(topic, partition, offset)
         self._open += 1
-        return queue
+        try:
+            return self._consumer.open(topic, partition, offset)
+        except BaseException:
+            self.closed()
+            raise
 
     def closed(self) -> None:
         """A queue was closed; with the last one the client goes."""
@@ -90,16 +90,16 @@ class SharedConsumer:
         assert self._consumer is not None
         for code, text, fatal in self._consumer.errors():
             said = self._cluster.hidden(text)
-            if fatal or code in (_AUTHENTICATION, _SSL):
+            if fatal or code in REFUSED:
                 raise StorageError(
                     f"kafka at {self._cluster.servers} refuses the connection: {said}",
                     hint="Look at security.protocol, sasl.* and ssl.* in options.",
                 )
-            if code == _ALL_DOWN and self._down_since_s is None:
+            if code == ALL_BROKERS_DOWN and self._down_since_s is None:
                 self._down_since_s = now_s
-        if self._down_since_s is not None and now_s - self._down_since_s > _PATIENCE_S:
+        if self._down_since_s is not None and now_s - self._down_since_s > PATIENCE_S:
             raise StorageError(
-                f"no broker of kafka at {self._cluster.servers} has answered for {_PATIENCE_S:.0f} s",
+                f"no broker of kafka at {self._cluster.servers} has answered for {PATIENCE_S:.0f} s",
                 hint="Once one does, the job goes on from its last checkpoint.",
             )
 
@@ -169,9 +169,8 @@ class KafkaReader:
         rows, good = decoded.rows, decoded.good
         if bad:
             self._hand_over(bad, fetched)
-            keep = np.ones(rows.num_rows, np.bool_)
             of = np.arange(rows.num_rows, dtype=np.int64) if good is None else good
-            keep &= ~np.isin(of, np.fromiter(bad, np.int64, len(bad)))
+            keep = ~np.isin(of, np.fromiter(bad, np.int64, len(bad)))
             good = of[keep]
             rows = rows if keep.all() else rows.filter(pa.array(keep))
         return self._with_columns(rows, good, fetched._replace(keys=keys))

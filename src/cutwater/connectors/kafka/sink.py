@@ -13,10 +13,10 @@ import pyarrow.compute
 from cutwater.connectors.base import Committer, Guarantee, Json, PreCommit, SinkContext, SinkWriter
 from cutwater.connectors.discard import NothingToCommit
 from cutwater.connectors.files.schemas import cast_batch, plain_schema
-from cutwater.connectors.foreach_batch import EpochSink, EpochWriter
+from cutwater.connectors.foreach_batch import EpochSink, EpochWriter, check_upsert_key
 from cutwater.connectors.kafka.cluster import KafkaCluster
+from cutwater.connectors.kafka.commit_records import CommitRecords
 from cutwater.connectors.kafka.committer import KafkaCommitter, TransactionalProducers
-from cutwater.connectors.kafka.markers import Markers
 from cutwater.connectors.kafka.producer import Producer, messages_of
 from cutwater.connectors.kafka.topics import Topics
 from cutwater.connectors.messages.encoders import ValueEncoder, bytes_of, keys_of
@@ -56,7 +56,7 @@ class KafkaSink(EpochSink):
             and a message without value for a key that leaves.
         guarantee: ``"exactly-once"``: messages become visible, to readers of committed ones, with the checkpoint;
             ``"at-least-once"``: at once, and after a failure some of them again.
-        parallelism: number of subtasks; ``None``: the job's.
+        parallelism: number of subtasks; ``None``: the job's, and 1 for an upsert.
         changes: of an upsert, the columns that tell the stream's rows apart; given through ``applying``.
 
     Raises:
@@ -84,6 +84,13 @@ class KafkaSink(EpochSink):
                 raise ConfigError(f"kafka: {name} is {' or '.join(map(repr, known))}, got {getattr(self, name)!r}")
         if self.mode == "upsert" and not self.key:
             raise ConfigError("an upsert needs a key", hint="Name the columns that tell rows apart: key=['id'].")
+        if self.mode == "upsert" and self.parallelism not in (None, 1):
+            raise ConfigError(
+                f"an upsert with parallelism {self.parallelism} would write rows of one key in any order",
+                hint="Leave parallelism out, or append.",
+            )
+        if self.mode == "upsert":
+            object.__setattr__(self, "parallelism", 1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_producers": {}}
@@ -96,15 +103,8 @@ class KafkaSink(EpochSink):
         """
         if self.mode == "append":
             return self
-        if changes and set(changes) <= set(self.key):
-            return replace(self, changes=changes)
-        known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
-        raise BuildError(
-            f"the rows of the updating stream {known}, but the topic keeps one message for each {', '.join(self.key)}",
-            hint=f"Write key=[{', '.join(map(repr, changes))}]."
-            if changes
-            else "Say which columns tell its rows apart: .with_changes('column').",
-        )
+        check_upsert_key(changes, self.key, f"the topic keeps one message for each {', '.join(self.key)}")
+        return replace(self, changes=changes)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.
@@ -131,13 +131,13 @@ class KafkaSink(EpochSink):
 
     def _of(self, job_uid: str, step: str) -> TransactionalProducers:
         if (job_uid, step) not in self._producers:
-            markers = Markers(self.cluster, self.topic, job_uid, step)
+            records = CommitRecords(self.cluster, self.topic, job_uid, step)
             options = {**_WRITING, "transaction_timeout_ms": _TRANSACTION_MS}
 
             def make(id: str) -> Producer:
                 return Producer(self.cluster, self.topic, {**options, "transactional_id": id})
 
-            self._producers[job_uid, step] = TransactionalProducers(markers, make, self.send)
+            self._producers[job_uid, step] = TransactionalProducers(records, make, self.send)
         return self._producers[job_uid, step]
 
     def messages(self, rows: pa.Table) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
@@ -10,12 +11,12 @@ import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
-from cutwater.connectors.kafka.cluster import KafkaCluster
+from cutwater.connectors.kafka.cluster import PATIENCE_S, KafkaCluster
 from cutwater.connectors.kafka.fetched import HEADERS, TIME
 from cutwater.connectors.kafka.reader import Columns, KafkaReader, SharedConsumer
 from cutwater.connectors.kafka.topics import Topic, Topics, given_offsets
 from cutwater.connectors.messages.base import MessageFormat
-from cutwater.errors import BuildError, ConfigError, DataError, did_you_mean
+from cutwater.errors import BuildError, ConfigError, DataError, StorageError, did_you_mean
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[str, Mapping[int, int]]
 
@@ -115,6 +116,9 @@ class KafkaSource:
         self.schema = self._with_columns(format.schema)
         self._read: frozenset[str] | None = None
         self._dictionaries = False
+        self._looked = False
+        """A first look has said where to begin; what is found from then on came later."""
+        self._answered_s = 0.0
         self._known: dict[str, Split] = {}
         self._asked: Topics | None = None
         self._consumer: SharedConsumer | None = None
@@ -123,7 +127,7 @@ class KafkaSource:
         return f"KafkaSource({self._cluster.servers!r}, {', '.join(self._topics)!r}, {self._format.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_asked": None, "_consumer": None}
+        return {**self.__dict__, "_looked": False, "_known": {}, "_asked": None, "_consumer": None}
 
     def _with_columns(self, values: pa.Schema) -> pa.Schema:
         schema = values
@@ -156,20 +160,32 @@ class KafkaSource:
     # ------------------------------------------------------------------------------------------------ in the driver
 
     def discover(self) -> list[Split]:
-        """One split for each partition.
+        """One split for each partition; those that are known while no broker answers, as long as readers wait for one.
 
         Raises:
             BuildError: a topic does not exist.
             StorageError: the cluster does not answer.
             DataError: a topic was deleted and made again.
         """
+        try:
+            self._look()
+        except StorageError:
+            now_s = time.monotonic()
+            if not self._known or now_s - self._answered_s > PATIENCE_S:
+                raise
+        else:
+            self._answered_s = time.monotonic()
+        return list(self._known.values())
+
+    def _look(self) -> None:
         asked = self._cluster_asked
         topics = asked.matching(self._topics[0]) if self._pattern else asked.named(self._topics)
         if self._pattern and not topics and self.bounded:
             raise BuildError(f"kafka: no topic matches {self._topics[0]!r}")
         fresh = [(t, p) for t in topics for p in range(t.partitions) if _split_id(t.name, p) not in self._known]
         self._check_same(topics)
-        begins = self._begins(asked, [(topic.name, partition) for topic, partition in fresh], first=not self._known)
+        begins = self._begins(asked, [(topic.name, partition) for topic, partition in fresh])
+        self._looked = True
         places = list(begins)
         ends = asked.offsets(places, "latest") if self._until else {}
         for topic, partition in fresh:
@@ -178,7 +194,6 @@ class KafkaSource:
             if place in ends:
                 data["end"] = ends[place]
             self._known[_split_id(*place)] = Split(_split_id(*place), data)
-        return list(self._known.values())
 
     @property
     def _cluster_asked(self) -> Topics:
@@ -186,9 +201,9 @@ class KafkaSource:
             self._asked = Topics(self._cluster)
         return self._asked
 
-    def _begins(self, asked: Topics, places: Sequence[tuple[str, int]], *, first: bool) -> dict[tuple[str, int], int]:
+    def _begins(self, asked: Topics, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Where the reading of partitions begins."""
-        if not first:
+        if self._looked:
             return asked.offsets(places, "earliest")
         if not isinstance(self._start, Mapping):
             return asked.offsets(places, self._start)

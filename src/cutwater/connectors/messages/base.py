@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from cutwater.connectors.messages.encoders import ValueEncoder
 
 
 @dataclass(frozen=True)
@@ -123,4 +126,20 @@ class MessageFormat(Protocol):
 
         With ``dictionaries`` texts may come as such.
         """
+        ...
+
+
+class FormatOfTopic(Protocol):
+    """A format with settings of its own, such as ``cw.avro(...)``: both ways, given as ``format=``."""
+
+    def messages(self, topic: str | None) -> MessageFormat:
+        """For reading a topic; ``None``: several.
+
+        Raises:
+            BuildError, StorageError: there is no schema for it, or it cannot be had.
+        """
+        ...
+
+    def encoder(self, topic: str) -> ValueEncoder:
+        """For writing a topic; errors as of ``messages``."""
         ...

@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.connectors.files.schemas import Widened, cast_batch, good_and_bad, only
-from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
+from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, PlainFirst, TextFormat
 from cutwater.connectors.messages.base import BadValue, Decoded, ValueDecoder, Values
 from cutwater.errors import BuildError
 
 _MAX_REASON = 500
-_SLOW_MOST = 31
-"""So often the slow way is taken at most before the fast one is tried again."""
 _NULL = "the value is null"
 
 
@@ -43,13 +41,12 @@ class LineDecoder:
         self._names = schema.names
         self._schema = only(schema, columns) if text.passes_over else schema
         self._widened = Widened(schema)
-        self._plain = text.plain(self._schema, self._names, dictionaries)
-        self._slow_left = self._slow_last = 0
-        """How often ``_plain`` is not tried, and how often it was not the last time: some value was not plain."""
+        self._plain = PlainFirst(text.plain(self._schema, self._names, dictionaries))
 
     def decode(self, values: Values, *, first_only: bool) -> Decoded:
         """See ``ValueDecoder``."""
-        whole = self._at_once(values) if not values.nulls else None
+        lines = cast(bytes, memoryview(values.data))
+        whole = self._plain.parse(lines, len(values)) if not values.nulls else None
         if whole is not None:
             return Decoded(self._widened.widen(whole), None)
         there = np.flatnonzero(values.valid)
@@ -66,19 +63,6 @@ class LineDecoder:
         good = np.concatenate([there[r.start : r.stop] for r in found.good] or [np.empty(0, np.int64)])
         rows = self._widened.widen(self._joined(found.batches))
         return Decoded(rows, good, sorted(bad))
-
-    def _at_once(self, values: Values) -> pa.RecordBatch | None:
-        if self._plain is None:
-            return None
-        if self._slow_left:
-            self._slow_left -= 1
-            return None
-        batch = self._plain(cast(bytes, memoryview(values.data)), len(values))
-        if batch is None:
-            self._slow_left = self._slow_last = min(2 * self._slow_last + 1, _SLOW_MOST)
-        else:
-            self._slow_last = 0
-        return batch
 
     def _joined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         if len(batches) == 1:

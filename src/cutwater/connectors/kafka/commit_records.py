@@ -1,8 +1,9 @@
 """Which checkpoints are in a topic, as the topic's own cluster says.
 
-With the rows of an epoch goes a *marker*, in the same transaction: an offset of a group that nobody consumes with.  So
-either both are there or neither is.  The "partition" of a marker is the number of its subtask, the offset the id of the
-checkpoint, and its text says who may still write.  A further marker, the *fence*, is the whole step's.
+With the rows of an epoch goes a *commit record*, in the same transaction: an offset of a consumer group that nobody
+consumes with.  So either both are there or neither is.  Each subtask has a group of its own, since a broker takes
+offsets for partitions that exist only; the record is that of the first one.  The offset is the id of the checkpoint,
+the text beside it says who may still write.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cutwater.errors import StorageError
 _TIMEOUT_S = 30.0
 
 
-class Marker(msgspec.Struct, frozen=True):
+class CommitRecord(msgspec.Struct, frozen=True):
     """The newest checkpoint of a subtask that is in the topic; 0: none is.
 
     Whoever has a smaller incarnation than the one that wrote it last may not write any more.
@@ -30,8 +31,8 @@ class Marker(msgspec.Struct, frozen=True):
     def admits(self, checkpoint_id: int, incarnation: int) -> bool:
         """Whether rows may be written: they are not in, and nobody has gone back behind them since they were staged.
 
-        >>> marker = Marker(checkpoint_id=7, incarnation=3)
-        >>> marker.admits(8, 3), marker.admits(7, 3), marker.admits(8, 2)
+        >>> record = CommitRecord(checkpoint_id=7, incarnation=3)
+        >>> record.admits(8, 3), record.admits(7, 3), record.admits(8, 2)
         (True, False, False)
         """
         return checkpoint_id > self.checkpoint_id and incarnation >= self.incarnation
@@ -49,8 +50,8 @@ prepare(_Text)
 
 
 @dataclass(frozen=True)
-class Markers:
-    """The markers of one write step of one job.
+class CommitRecords:
+    """The records of one write step of one job.
 
     Args:
         cluster, topic: of the rows.
@@ -63,14 +64,14 @@ class Markers:
     step: str
 
     def group(self, subtask: int) -> str:
-        """The group in whose offsets the marker of a subtask lies; also the transactional id of its producer."""
+        """The group in whose offsets the record of a subtask lies; also the transactional id of its producer."""
         return f"{self._prefix}{subtask}"
 
     @property
     def _prefix(self) -> str:
         return f"cutwater-{self.job_uid}-{self.step}-"
 
-    def of(self, subtask: int) -> Marker | None:
+    def of(self, subtask: int) -> CommitRecord | None:
         """That of a subtask, if there is one; waits for a transaction that is being decided.
 
         Raises:
@@ -87,10 +88,10 @@ class Markers:
             raise self._unknown(raised) from None
         finally:
             consumer.close()
-        return None if place.offset < 0 else _marker(group, place.offset, place.metadata)
+        return None if place.offset < 0 else _record_of(group, place.offset, place.metadata)
 
     def subtasks(self) -> list[int]:
-        """Those that have a marker: all that have ever staged rows.
+        """Those that have a record: all that have ever staged rows.
 
         Raises:
             StorageError: as ``of``.
@@ -115,11 +116,11 @@ class Markers:
         )
 
 
-def _marker(group: str, checkpoint_id: int, text: str | None) -> Marker:
+def _record_of(group: str, checkpoint_id: int, text: str | None) -> CommitRecord:
     try:
-        return Marker(checkpoint_id, msgspec.json.decode(text or "", type=_Text).incarnation)
+        return CommitRecord(checkpoint_id, msgspec.json.decode(text or "", type=_Text).incarnation)
     except msgspec.DecodeError as error:
         raise StorageError(
-            f"the offsets of kafka group {group!r} are no markers of this job: {error}",
+            f"the offsets of kafka group {group!r} are no records of this job: {error}",
             hint="No consumer may use this group. Delete it if the job is to begin anew.",
         ) from None

@@ -238,6 +238,11 @@ class Committer(Protocol):
     """Brings what readers see in line with the job log.
 
     ``commit`` is called in the worker when a checkpoint completed; the rest only in a driver that owns the job log.
+
+    A sink that ``commits_globally`` has its ``commit`` called in the driver, too, with the handles of all its subtasks:
+    in a thread of its own, never two at once nor beside the other methods.  A commit may cover several checkpoints, and
+    name handles that were committed already: they are handed in until all subtasks know that they are.  So each handle
+    carries the checkpoint at which it was cut; ids grow for as long as the job lives, whatever it goes back to (T5).
     """
 
     takes_back: bool
@@ -427,6 +432,11 @@ class SinkHooks:
     def for_people_only(self) -> bool:
         """Rows that come twice do no harm, whatever the job promises; by default they do."""
         return getattr(self.sink, "for_people_only", False)
+
+    @property
+    def commits_globally(self) -> bool:
+        """One commit in the driver for all subtasks; by default each subtask commits its own in its worker."""
+        return getattr(self.sink, "commits_globally", False)
 
     def bind(self, directory: str) -> Sink:
         """The sink with a directory of the job for its own use; by default it needs none."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkWriter
+from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkHooks, SinkWriter
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import Operator, Outputs
@@ -415,13 +415,15 @@ class SinkOperator(Operator):
     """A sink's writer as the last operator of a chain.
 
     Its part of a snapshot is not a segment but what ``pre_commit``, called at a freeze, returns: handles to ``commit``
-    when the checkpoint completes, and the writer's state.  Both go into the subtask's record.
+    when the checkpoint completes, and the writer's state.  Both go into the subtask's record.  Where the driver commits
+    for all subtasks, handles are kept until it has.
     """
 
     def __init__(self, step: str, sink: Sink, schema: pa.Schema, identity: SinkIdentity, restored: list[Json]) -> None:
         self.step = step
         self._writer: SinkWriter = sink.writer(schema, identity, restored)
-        self._committer: Committer = sink.committer(schema, identity.job_uid, step)
+        globally = SinkHooks(sink).commits_globally
+        self._committer: Committer | None = None if globally else sink.committer(schema, identity.job_uid, step)
         self._handles: dict[int, list[Json]] = {}
         self._lock = threading.Lock()
         self.rows = 0
@@ -452,10 +454,18 @@ class SinkOperator(Operator):
 
     def commit(self, checkpoint_id: int) -> None:
         """Commit this checkpoint and all older ones that were not (a newer notice commits all older)."""
+        if self._committer is not None:
+            for known, handles in self._take_until(checkpoint_id).items():
+                self._committer.commit(known, handles)
+
+    def committed_globally(self, checkpoint_id: int) -> None:
+        """The driver has committed this checkpoint and all older ones."""
+        if self._committer is None:
+            self._take_until(checkpoint_id)
+
+    def _take_until(self, checkpoint_id: int) -> dict[int, list[Json]]:
         with self._lock:
-            due = {i: self._handles.pop(i) for i in sorted(self._handles) if i <= checkpoint_id}
-        for known, handles in due.items():
-            self._committer.commit(known, handles)
+            return {i: self._handles.pop(i) for i in sorted(self._handles) if i <= checkpoint_id}
 
     def close(self) -> None:
         self._writer.close()

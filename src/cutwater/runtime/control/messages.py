@@ -431,6 +431,13 @@ class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
     """Files of the checkpoint; told only where copies of them are kept."""
 
 
+class GloballyCommitted(msgspec.Struct, frozen=True, tag="globally_committed"):
+    """The driver has committed this checkpoint, and all before it, for sinks that commit globally."""
+
+    attempt: int
+    checkpoint_id: int
+
+
 class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
     """The wave found this loop without a row; ``ended``: there will never be one again (C6)."""
 
@@ -473,6 +480,7 @@ ToWorker = (
     | Trigger
     | Drain
     | CompleteNotice
+    | GloballyCommitted
     | AbortNotice
     | LoopVerdict
     | Reset

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cutwater.config import JobConfig
+from cutwater.connectors.base import Committer, Json
 from cutwater.errors import CutwaterError, FencedError, StorageError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import SendVerdict
@@ -17,6 +18,7 @@ from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import now_ms
+from cutwater.runtime.driver.global_commits import GlobalCommits
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import SavepointRequest, Savepoints
 from cutwater.runtime.failures import error_of, first_line
@@ -39,6 +41,7 @@ class Checkpointing:
         driver: of the job; made after this object.
         completed: called with (id, kind) after a checkpoint is published and before the workers hear of it.
         committed: called when all output before a savepoint with which the job stops is committed.
+        commits: performs what the driver commits for all subtasks.
         trace: is told what becomes of each checkpoint, before anybody else is.
     """
 
@@ -51,6 +54,7 @@ class Checkpointing:
         driver: Callable[[], Driver],
         completed: Callable[[int, CheckpointKind], None],
         committed: Callable[[], None],
+        commits: GlobalCommits,
         trace: DriverTrace | None,
     ) -> None:
         self._config = config
@@ -59,6 +63,7 @@ class Checkpointing:
         self._publisher, self._board = publisher, board
         self._driver = driver
         self._on_completed, self._on_committed = completed, committed
+        self._commits = commits
         self._triggered: dict[int, int] = {}
         self._trace = trace
         self._savepoints = Savepoints(lambda reason: self._failed(StorageError(reason)))
@@ -145,6 +150,23 @@ class Checkpointing:
         self._on_completed(checkpoint_id, kind)
 
     def complete(self, effect: cm.NotifyComplete) -> None:
+        """Tell the workers; of the end of the job only when the driver has committed its part of it."""
+        checkpoint_id, kind, attempt = effect.checkpoint_id, effect.kind, self._attempt
+        work = self._publisher.global_commits(checkpoint_id) if kind.commits else {}
+        if work and kind.final:
+            then = lambda: self._tell_complete(effect) if attempt == self._attempt else None  # noqa: E731
+            self._commits.submit(checkpoint_id, work, lambda: self._driver().later(then))
+        else:
+            self._tell_complete(effect)
+            self.commit_globally(checkpoint_id, work)
+
+    def commit_globally(self, checkpoint_id: int, work: Mapping[str, tuple[Committer, list[Json]]]) -> None:
+        """Commit a published checkpoint for the sinks that commit globally, and tell the workers when that is done."""
+        if work:
+            then = lambda: self._broadcast(c.GloballyCommitted(self._attempt, checkpoint_id))  # noqa: E731
+            self._commits.submit(checkpoint_id, work, lambda: self._driver().later(then))
+
+    def _tell_complete(self, effect: cm.NotifyComplete) -> None:
         checkpoint_id, kind = effect.checkpoint_id, effect.kind
         named = self._named if kind.commits else None
         self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, kind.final, effect.commit, named))

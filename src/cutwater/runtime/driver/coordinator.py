@@ -27,6 +27,7 @@ from cutwater.runtime.driver.checkpointing import Checkpointing
 from cutwater.runtime.driver.deploying import Deploying, held_by, passes_rows
 from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
 from cutwater.runtime.driver.forks import Cutover, CutoverOrder, Successor
+from cutwater.runtime.driver.global_commits import GlobalCommits
 from cutwater.runtime.driver.preparing import finished_text
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import SavepointKind, SavepointRequest
@@ -72,6 +73,7 @@ class Coordinator(Duties):
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
         self._division = recovery_division(plan, config.recovery)
+        self._commits = GlobalCommits(lambda error: self.driver.later(lambda: self._commit_failed(error)))
         self.checkpoints = Checkpointing(
             config,
             publisher,
@@ -79,6 +81,7 @@ class Coordinator(Duties):
             driver=lambda: self.driver,
             completed=self._checkpoint_completed,
             committed=self._output_committed,
+            commits=self._commits,
             trace=self._trace,
         )
         self._handing_over = Cutover(publisher, lambda: self.driver, self.checkpoints)
@@ -200,6 +203,7 @@ class Coordinator(Duties):
         self._handing_over.stopped(reason)
 
     def shutting_down(self, reason: str) -> None:
+        self._commits.close()
         self._splits.stop()
 
     def end(self, outcome: j.Outcome, reason: str) -> None:
@@ -211,6 +215,7 @@ class Coordinator(Duties):
         self.board.ended(j.Outcome.FAILED.value, str(error))
 
     def closing(self) -> None:
+        self._commits.close(perform=False)
         self._splits.stop()
         self._handing_over.close()
         if self._trace is not None:
@@ -222,8 +227,14 @@ class Coordinator(Duties):
         else:
             self._begin_regions(attempt, regions)
 
+    def _commit_failed(self, error: CutwaterError) -> None:
+        if isinstance(error, FencedError):
+            raise error
+        self.driver.fail(type(error).__name__, error.message, step=error.step or "", hint=error.hint)
+
     def _begin_everything(self, attempt: int) -> None:
         try:
+            self._commits.halt()
             self.publisher.begin_attempt(attempt)
             restorable = self.publisher.choose(held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
@@ -254,8 +265,12 @@ class Coordinator(Duties):
     def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
         subtasks = frozenset[tuple[int, int]]().union(*(self._machine.regions[region] for region in regions))
         try:
+            self._commits.halt()
             restorable = self.publisher.restore_subtasks(attempt, subtasks, held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
+            if manifest is not None:  # sinks that run on may have waited for it
+                newest = manifest.checkpoint_id
+                self.checkpoints.commit_globally(newest, self.publisher.global_commits(newest))
             self.board.restored(manifest, set(regions))
             self._send_deploy(attempt, restorable, regions, self._splits.again(manifest, subtasks))
         except FencedError:

@@ -19,7 +19,7 @@ import msgspec
 
 from cutwater import __version__
 from cutwater.config import JobConfig
-from cutwater.connectors.base import Committer, Sink, SinkSnapshot, SubtaskCommitter
+from cutwater.connectors.base import Committer, Json, Sink, SinkHooks, SinkSnapshot, SubtaskCommitter
 from cutwater.connectors.staging import Guard
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError, StorageError
 from cutwater.plan.compatibility import check_compatible, edge_records, step_records
@@ -59,11 +59,14 @@ class Sinks:
 
     def __init__(self, plan: PhysicalPlan, uid: str) -> None:
         self._committers: dict[str, Committer] = {}
+        self._global: list[str] = []
         for step in plan.steps.values():
             if step.role == "sink":
                 source = step.inputs[0]
                 schema = plan.steps[source.step].outputs[source.output].schema
-                self._committers[step.id] = cast(Sink, step.spec).committer(schema, uid, step.id)
+                sink = cast(Sink, step.spec)
+                self._committers[step.id] = sink.committer(schema, uid, step.id)
+                self._global += [step.id] if SinkHooks(sink).commits_globally else []
         self._known: dict[int, dict[str, SinkSnapshot]] = {}
 
     @property
@@ -103,6 +106,10 @@ class Sinks:
                 committer.settle(chosen, retained, attempt)
             elif members:
                 cast(SubtaskCommitter, committer).settle_subtasks(chosen, retained, attempt, members)
+
+    def due(self, checkpoint_id: int) -> dict[str, tuple[Committer, list[Json]]]:
+        """What the driver has to commit of a published checkpoint, by step."""
+        return {step: (self._committers[step], self._known[checkpoint_id][step].handles) for step in self._global}
 
     def published(self, manifest: Manifest) -> None:
         """A checkpoint is in the log."""
@@ -446,6 +453,10 @@ class Publisher:
         self._origin, self.newest = None, manifest
         size = sum(e.length for e in manifest.entries)
         return size, size - sum(e.length for e in older_entries(manifest))
+
+    def global_commits(self, checkpoint_id: int) -> dict[str, tuple[Committer, list[Json]]]:
+        """What the driver commits of a checkpoint that it has published, for all subtasks: see ``Sinks.due``."""
+        return self._sinks.due(checkpoint_id)
 
     @property
     def in_doubt(self) -> bool:

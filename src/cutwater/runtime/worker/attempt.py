@@ -265,6 +265,9 @@ class Attempt(ConnectedAttempt):
                     source.limit = limits.get(source.step)
             case c.CompleteNotice():
                 self._complete(message)
+            case c.GloballyCommitted(checkpoint_id=checkpoint_id):
+                for subtask in self._subtasks:
+                    subtask.committed_globally(checkpoint_id)
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 for subtask in self._subtasks:
                     subtask.core.outcome(m.AbortNotice(checkpoint_id, latest))

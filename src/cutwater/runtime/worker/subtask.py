@@ -398,6 +398,11 @@ class Subtask:
         for sink in self.sinks:
             sink.commit(checkpoint_id)
 
+    def committed_globally(self, checkpoint_id: int) -> None:
+        """The driver has committed this checkpoint for the sinks that commit globally."""
+        for sink in self.sinks:
+            sink.committed_globally(checkpoint_id)
+
     def forget(self, checkpoint_id: int) -> None:
         self._port.forget_snapshot(checkpoint_id)
 

@@ -1,4 +1,4 @@
-"""Commits of the whole job: sinks whose output becomes visible by one commit of all subtasks' handles, in the driver."""
+"""Sinks whose output becomes visible by one commit of all subtasks' handles, which the driver performs."""
 
 from __future__ import annotations
 

@@ -106,6 +106,7 @@ class LedgerCommitter:
         removes = [part for part in later if part["part"] not in gone]
         time.sleep(self._sink.pause_s)
         entry = {"by": self._name, "attempt": attempt, "checkpoint": checkpoint_id, "adds": adds, "removes": removes}
+        entry["named"] = len(handles)
         path = Path(self._sink.folder, f"entry-{number:06}")
         draft = path.with_name(f"draft-{os.getpid()}-{time.monotonic_ns()}")
         draft.write_text(json.dumps(entry))

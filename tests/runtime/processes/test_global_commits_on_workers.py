@@ -15,6 +15,7 @@ from runtime_world import counting, gated, kill_some, open_gate, wait_until
 
 import cutwater as cw
 from cutwater.errors import CutwaterError
+from cutwater.runtime.driver import global_commits
 from ledger_sink import LedgerCommitter, LedgerSink, entries, visible
 
 ROWS = 30_000
@@ -58,7 +59,8 @@ def test_each_row_once_through_kills_and_a_rescale(
     assert sorted(visible(out)) == list(range(ROWS))
 
 
-def test_a_job_is_done_when_its_last_commit_is(start: Any, tmp_path: Path) -> None:
+def test_a_job_is_done_when_its_last_commit_is(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(global_commits, "_END_S", 0.0)
     out = tmp_path / "out"
     open_gate(tmp_path)
     job = start(flow_of(tmp_path, LedgerSink(str(out), 0.5), 3_000))
@@ -75,6 +77,17 @@ def test_what_waits_for_a_slow_commit_goes_with_the_next(start: Any, tmp_path: P
     assert job.await_termination(60)
     checkpoints = [entry["checkpoint"] for entry in entries(out) if entry["adds"]]
     assert max(b - a for a, b in pairwise(checkpoints)) > 1
+    assert sorted(visible(out)) == list(range(ROWS))
+
+
+def test_a_handle_is_handed_in_until_it_is_committed_and_no_longer(start: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = start(flow_of(tmp_path, LedgerSink(str(out))))
+    wait_until(lambda: len(list(entries(out))) > 15, "commits", job=job)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    made = list(entries(out))
+    assert made[-1]["named"] < sum(len(entry["adds"]) for entry in made) / 2
     assert sorted(visible(out)) == list(range(ROWS))
 
 
@@ -118,7 +131,7 @@ def test_a_driver_that_commits_late_is_refused_and_its_rows_are_there(
 ) -> None:
     """The first driver sleeps in a commit; a second one takes over, and commits what the first had published."""
     out = tmp_path / "out"
-    monkeypatch.setattr("cutwater.runtime.driver.global_commits._END_S", 0.1)
+    monkeypatch.setattr(global_commits, "_END_S", 0.1)
     job = start(flow_of(tmp_path, LedgerSink(str(out), 3.0)))
     wait_until(lambda: job.status.checkpoints.completed > 2, "checkpoints", job=job)
     job.cancel()
@@ -132,7 +145,9 @@ def test_a_driver_that_commits_late_is_refused_and_its_rows_are_there(
     assert sorted(visible(out)) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("recovery", ["region", "task", "upstream"])
+@pytest.mark.parametrize(
+    "recovery", ["region", *(pytest.param(r, marks=pytest.mark.full) for r in ("task", "upstream"))]
+)
 def test_beside_a_part_that_goes_back_alone(start: Any, fake_spark: FakeSpark, tmp_path: Path, recovery: str) -> None:
     out = tmp_path / "out"
     flow = counting("ledger", gated(tmp_path, ROWS, rate=15_000), tmp_path / "files")

@@ -59,6 +59,10 @@ class Replayed:
     def read(self, path, offset=0, length=None):
         return self._ask("read", path)
 
+    def delete_files(self, paths):
+        for path in paths:
+            self.delete(path)
+
     def delete(self, path):
         return self._ask("delete", path)
 

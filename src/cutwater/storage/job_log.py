@@ -51,6 +51,7 @@ from cutwater.errors import (
     CorruptSnapshotError,
     FencedError,
     ForeignDirectoryError,
+    InDoubtError,
     InvariantError,
     StorageError,
 )
@@ -253,8 +254,7 @@ class JobLog:
 
     def check_fence(self) -> None:
         """Raise ``FencedError`` if a newer attempt has begun since the last append."""
-        seq = self._known.entry.seq if self._known else 0
-        if log_path(seq + 1).rpartition("/")[2] in self._store.names(f"{self.job}/{LOG_FOLDER}"):
+        if self._is_there(self._known.entry.seq + 1 if self._known else 1):
             self.read()
         self._check_owner(self.attempt)
 
@@ -295,6 +295,8 @@ class JobLog:
         self.in_doubt = True
         try:
             made = self._store.create(path, entry.data)
+        except InDoubtError:  # what is not there now may come yet
+            raise
         except StorageError:
             self.in_doubt = self._may_hold(path, entry.data)
             raise
@@ -319,6 +321,14 @@ class JobLog:
         except CorruptSnapshotError:
             return False
 
+    def _is_there(self, seq: int) -> bool:
+        """Whether something bears a number: cheaper than all names, and true where a listing comes late."""
+        try:
+            self._store.read(self._path(seq))
+        except CorruptSnapshotError:
+            return False
+        return True
+
     def _may_hold(self, path: str, data: bytes) -> bool:
         """After a create that failed: whether the entry may be there all the same."""
         try:
@@ -331,7 +341,7 @@ class JobLog:
             self._store.create(f"{self.job}/{LOG_FOLDER}/{TRIMMED}", b"Old entries of this log have been removed.\n")
             for seq in self._numbers():
                 if seq < base:
-                    self._store.delete(self._path(seq))
+                    self._store.delete_files([self._path(seq)])
         except StorageError as error:
             _LOG.warning("old log entries stay for now: %s", error)
 
@@ -363,11 +373,14 @@ class JobLog:
         for left in reversed(range(_READ_TRIES)):
             names = self._names()
             numbers = [seq for seq in map(log_seq_of, names) if seq is not None]
-            if not numbers:
+            newest = max(numbers, default=0)
+            while self._is_there(newest + 1):  # since the names were told, or told late
+                newest += 1
+            if not newest:
                 self._refuse_foreign(names)
                 return None
             try:
-                return self._load_chain(max(numbers), trimmed=TRIMMED in names, lenient=not left)
+                return self._load_chain(newest, trimmed=TRIMMED in names, lenient=not left)
             except CorruptSnapshotError:
                 # The owner may have trimmed what was to be read; what is really damaged stays so.
                 if not left:

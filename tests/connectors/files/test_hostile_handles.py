@@ -298,7 +298,7 @@ REVERSALS = {
         "True",
         test_a_handle_of_another_jobs_uid_is_left_to_that_job,
     ),
-    "states are not checked": Reversal(part_commit._pieces, "check_piece(cut.file)", "cut.file", A_STATE),
+    "states are not checked": Reversal(part_commit.staged_pieces, "check_piece(cut.file)", "cut.file", A_STATE),
     "pieces are not checked": Reversal(read_piece, "check_piece(cut.file)", "cut.file", A_STATE),
     "epochs are not checked": Reversal(
         EpochCommitter.decode,

@@ -83,8 +83,8 @@ def test_a_partitioned_directory_is_refused_since_a_column_would_be_missing(tmp_
 
 
 def test_other_places_and_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="s3://bucket/x"):
-        FileSource("s3://bucket/x")
+    with pytest.raises(BuildError, match=r"cannot read ftp://"):
+        FileSource("ftp://server/x")
     (tmp_path / "a.xml").write_text("<a/>")
     with pytest.raises(BuildError, match=r"cannot tell the format of .*a\.xml"):
         _ = FileSource(tmp_path).schema

@@ -48,9 +48,9 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opened: list[str] = []
     whole = FileEntry.open
 
-    def count(entry: FileEntry) -> Any:
+    def count(entry: FileEntry, **options: Any) -> Any:
         opened.append(entry.path)
-        return whole(entry)
+        return whole(entry, **options)
 
     monkeypatch.setattr(FileEntry, "open", count)
     return opened

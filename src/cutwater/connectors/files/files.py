@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 from cutwater.connectors.files.part_formats import PART_FORMATS
 from cutwater.connectors.files.sink import FileSink
 from cutwater.errors import BuildError, ConfigError, did_you_mean
+from cutwater.storage.store.objects import is_object
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -63,6 +64,10 @@ class Files:
         of_sink = [field.name for field in dataclasses.fields(FileSink) if field.name not in ("path", "parts", "guard")]
         self._check_options(f"{name} sink", [*of_sink, *of_format, "format"], "reading")
         parts = make(**{name: options.pop(name) for name in of_format if name in options})
+        if is_object(self.path):
+            from cutwater.connectors.files.object_parts import ObjectSink
+
+            return ObjectSink(self.path, parts, **options)
         return FileSink(self.path, parts, **options)
 
     def _check_options(self, use: str, known: Sequence[str], other_use: str) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cutwater.connectors.files.listing import expanded
+from cutwater.connectors.files.listing import FileEntry, expanded
 
 _WORTH_S = 0.005
 """A list that takes less time is made at each look."""
@@ -51,6 +51,8 @@ class FolderLooks:
         self._listed: dict[str, _Listed] = {}
         self._tell_nothing: set[str] = set()
         """Paths whose folders had another list at the same time."""
+        self._entries: dict[str, dict[str, FileEntry]] = {}
+        """By path, those that their listing tells."""
         self._parts: list[list[str]] = []
         self._files: list[str] = []
 
@@ -68,11 +70,16 @@ class FolderLooks:
             self._parts, self._files = parts, sorted({file for part in parts for file in part})
         return self._files
 
+    def entry(self, file: str) -> FileEntry | None:
+        """A file as it was at the last look, if that tells."""
+        return next((found for known in self._entries.values() if (found := known.get(file))), None)
+
     def _of(self, path: str, anew: bool) -> list[str]:
         now_s, before = time.monotonic(), self._listed.get(path)
         if before is not None and not anew and self._stands(path, before, now_s):
             return before.files
-        files, folders = expanded(path, may_be_empty=True)
+        files, folders, entries = expanded(path, may_be_empty=True)
+        self._entries[path] = entries
         since_s = now_s
         if before is not None:
             same = folders == before.folders

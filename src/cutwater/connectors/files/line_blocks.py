@@ -19,6 +19,7 @@ from cutwater.connectors.files import listing
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.text import line_kernels
 from cutwater.errors import DataError
+from cutwater.storage.store.object_input import ObjectInput
 
 _NEWLINE = 10
 _SHORT_LINE = 16
@@ -107,7 +108,7 @@ class LineBlocks:
         self._rest = b""
         self._ended = False
         self._compressed = compression_of(entry.path) is not None
-        self._file = entry.open()
+        self._file = entry.open(ahead=True)
         try:
             compression = compression_of(entry.path)
             self._stream = pa.CompressedInputStream(self._file, compression) if compression else self._file
@@ -223,12 +224,12 @@ class LineBlocks:
         try:
             data = self._stream.read(size if self._compressed else self._up_to_newline(size))
         except (OSError, pa.ArrowException) as e:
-            self._entry.check(self._file.fileno())
+            self._entry.check(self._file)
             raise DataError(
                 f"{self._entry.path} is truncated or not compressed as its name says: {e}",
                 hint="Write the file again; rename it in when it is whole.",
             ) from e
-        self._entry.check(self._file.fileno())
+        self._entry.check(self._file)
         if self._compressed:
             self._ended = len(data) < size
         else:
@@ -241,7 +242,7 @@ class LineBlocks:
         if at + size >= self._end:
             return self._end - at
         tail = min(size, _TAIL_BYTES)
-        newline = os.pread(self._file.fileno(), tail, at + size - tail).rfind(b"\n")
+        newline = _peek(self._file, tail, at + size - tail).rfind(b"\n")
         return size - tail + newline + 1 if newline >= 0 else size
 
     # ------------------------------------------------------------------------------------------------ row limits
@@ -338,14 +339,14 @@ def row_ranges(entry: FileEntry, quote: str | None) -> list[tuple[int, int]]:
         return [(0, entry.size)]
     ends: list[int] = []
     with entry.open() as file:
-        if any(encoding and file.read_at(len(bom), 0) == bom for bom, encoding in _BOMS.items()):
+        if any(encoding and _peek(file, len(bom), 0) == bom for bom, encoding in _BOMS.items()):
             return [(0, entry.size)]
         if quote is not None and _has(file, quote.encode()):
             return [(0, entry.size)]
         for target in range(listing.SPLIT_BYTES, entry.size, listing.SPLIT_BYTES):
             if not ends or target > ends[-1]:
                 ends.append(_row_end(file, target))
-        entry.check(file.fileno())
+        entry.check(file)
     ends = [end for end in ends if end < entry.size]
     return list(itertools.pairwise([0, *ends, entry.size]))
 
@@ -358,7 +359,7 @@ def _lines_before(entry: FileEntry, offset: int) -> int:
     """Lines before an offset.  Goes on from the nearest place that is known: ranges are asked one after the other."""
     known = _COUNTED.get(entry, [(0, 0)])
     at, lines = max(place for place in known if place[0] <= offset)
-    with entry.open() as file:
+    with entry.open(ahead=True) as file:
         file.seek(at)
         for place in range(at, offset, 1 << 20):
             lines += file.read(min(1 << 20, offset - place)).count(b"\n")
@@ -367,12 +368,17 @@ def _lines_before(entry: FileEntry, offset: int) -> int:
     return lines
 
 
-def _has(file: pa.OSFile, quote: bytes) -> bool:
+def _peek(file: pa.OSFile | ObjectInput, length: int, offset: int) -> bytes:
+    """Bytes at some place; the position stays."""
+    return file.peek(length, offset) if isinstance(file, ObjectInput) else os.pread(file.fileno(), length, offset)
+
+
+def _has(file: pa.OSFile | ObjectInput, quote: bytes) -> bool:
     file.seek(0)
     return any(quote in data for data in iter(lambda: file.read(1 << 22), b""))
 
 
-def _row_end(file: pa.OSFile, offset: int) -> int:
+def _row_end(file: pa.OSFile | ObjectInput, offset: int) -> int:
     """The place behind the first newline from an offset on; the end of the file if there is none."""
     file.seek(offset)
     for data in iter(lambda: file.read(1 << 16), b""):

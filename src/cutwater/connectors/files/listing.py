@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ import pyarrow as pa
 
 from cutwater.connectors.base import SIZE, WEIGHT, Json
 from cutwater.errors import BuildError, DataError
+from cutwater.storage.store.object_input import ObjectInput, open_object
+from cutwater.storage.store.objects import bucket_and_prefix, is_object, object_at
 
 SPLIT_BYTES = 64 << 20
 """A larger file is read in several splits, each of about this many bytes on disk.
@@ -33,14 +36,18 @@ class FileEntry(NamedTuple):
     """Time of the last change; None where only the size is to be compared."""
     grows_until: str | None = None
     """Lines are appended until this file is there, or for ever (``""``); None: it stays as it is."""
+    tag: str = ""
+    """Of an object: changes with its content."""
 
     @classmethod
     def from_data(cls, data: Json) -> FileEntry:
-        return cls(data["file"], data["size"], data["mtime_ns"], data.get("grows_until"))
+        return cls(data["file"], data["size"], data["mtime_ns"], data.get("grows_until"), data.get("tag", ""))
 
     def to_data(self) -> dict[str, Json]:
         """For ``Split.data``."""
         data = {"file": self.path, SIZE: self.size, "mtime_ns": self.mtime_ns}
+        if self.tag:
+            data["tag"] = self.tag
         # What a file that grows holds by now tells nothing of what will come: each counts for as much.
         return data if self.grows_until is None else {**data, "grows_until": self.grows_until, WEIGHT: 1}
 
@@ -49,13 +56,15 @@ class FileEntry(NamedTuple):
         """Nothing is appended any more."""
         return self.grows_until is None or (self.grows_until != "" and os.path.exists(self.grows_until))
 
-    def check(self, handle: int) -> None:
-        """Compare with the open file.
+    def check(self, file: pa.OSFile | ObjectInput) -> None:
+        """Compare with the open file.  Of an object each read does, on the server.
 
         Raises:
             DataError: it was changed or replaced since it was listed, other than by growing where it may.
         """
-        now = os.fstat(handle)
+        if isinstance(file, ObjectInput):
+            return
+        now = os.fstat(file.fileno())
         if self.grows_until is not None and now.st_size >= self.size:
             return
         if now.st_size != self.size:
@@ -66,18 +75,26 @@ class FileEntry(NamedTuple):
 
     def is_unchanged(self) -> bool:
         """Whether the file is there as it was listed."""
+        if is_object(self.path):
+            return entry_of(self.path) == self
         try:
             now = os.stat(self.path)
         except OSError:
             return False
         return now.st_size == self.size and self.mtime_ns in (None, now.st_mtime_ns)
 
-    def open(self) -> pa.OSFile:
+    def open(self, *, ahead: bool = False) -> pa.OSFile | ObjectInput:
         """The file, open.
+
+        Args:
+            ahead: it is read from front to back.
 
         Raises:
             DataError: it is gone, cannot be read, or was changed or replaced since it was listed.
         """
+        if is_object(self.path):
+            bucket, key = object_at(self.path)
+            return open_object(bucket, key, self.size, self.tag, ahead=ahead, changed=self._changed)
         try:
             file = pa.OSFile(self.path)
         except FileNotFoundError:
@@ -88,7 +105,7 @@ class FileEntry(NamedTuple):
         except OSError as e:
             raise DataError(f"cannot open {self.path}: {e}") from e
         try:
-            self.check(file.fileno())
+            self.check(file)
         except DataError:
             file.close()
             raise
@@ -125,7 +142,8 @@ def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str
     """The paths, absolute, so that workers with another working directory find them.
 
     Raises:
-        BuildError: no path, or a place that is not in the file system.
+        BuildError: no path, or a place that is neither in the file system nor in a bucket.
+        ConfigError: a URI with more than bucket and key.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not paths:
@@ -133,9 +151,13 @@ def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str
     result: list[str] = []
     for p in paths:
         text = os.fspath(p).removeprefix("file://")
+        if is_object(text):
+            bucket_and_prefix(text.partition("*")[0].partition("?")[0].partition("[")[0])
+            result.append(text.rstrip("/"))
+            continue
         if "://" in text:
             raise BuildError(
-                f"files: cannot read {text!r} directly",
+                f"files: cannot read {text.partition('://')[0]}:// directly",
                 hint="Pass the DataFrame instead: flow.read(id, spark.read.parquet(...)); Spark then stages the rows.",
             )
         if not text:
@@ -168,6 +190,8 @@ def marker_path(marker: str | os.PathLike[str], paths: Sequence[str]) -> str:
                 hint=f"Write it as a path: end_marker={os.path.join(folders[0], text)!r}.",
             )
         return os.path.join(folders[0], text)
+    if is_object(text):
+        return text
     path = os.path.abspath(text.removeprefix("file://"))
     if not os.path.isdir(os.path.dirname(path)):
         raise BuildError(
@@ -181,6 +205,8 @@ def _watched(path: str) -> str:
     """The directory in which files may come."""
     while glob.has_magic(path):
         path = os.path.dirname(path)
+    if is_object(path):
+        return path
     return path if os.path.isdir(path) or not os.path.exists(path) else os.path.dirname(path)
 
 
@@ -196,8 +222,18 @@ def list_files(paths: Sequence[str], *, may_be_empty: bool) -> list[FileEntry]:
     Raises:
         BuildError: a path is not there, or a directory is partitioned by a column.
     """
-    found = {file for path in paths for file in expanded(path, may_be_empty=may_be_empty).files}
-    return [entry for file in sorted(found) if (entry := entry_of(file)) is not None]
+    parts = [expanded(path, may_be_empty=may_be_empty) for path in paths]
+    known = {file: entry for part in parts for file, entry in part.entries.items()}
+    found = sorted({file for part in parts for file in part.files})
+    return [entry for file in found if (entry := known.get(file) or entry_of(file)) is not None]
+
+
+def is_there(path: str) -> bool:
+    """True if there is a file, or an object, of this name."""
+    if is_object(path):
+        bucket, key = object_at(path)
+        return bucket.info(key) is not None
+    return os.path.exists(path)
 
 
 def entry_of(file: str) -> FileEntry | None:
@@ -205,7 +241,12 @@ def entry_of(file: str) -> FileEntry | None:
 
     Raises:
         BuildError: it cannot be looked at.
+        StorageError: it lies in a bucket that cannot be looked at.
     """
+    if is_object(file):
+        bucket, key = object_at(file)
+        info = bucket.info(key)
+        return None if info is None else FileEntry(file, info.size, None, tag=info.tag)
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -222,6 +263,8 @@ class Expanded(NamedTuple):
     folders: dict[str, int] | None
     """The folders that were listed for it, and the time of change of each before that, nanoseconds since the epoch;
     ``None``: they alone do not tell what the path stands for."""
+    entries: dict[str, FileEntry] = {}
+    """Of objects, which their listing tells."""
 
 
 def expanded(path: str, *, may_be_empty: bool) -> Expanded:
@@ -231,6 +274,8 @@ def expanded(path: str, *, may_be_empty: bool) -> Expanded:
         may_be_empty: as of ``list_files``, whose errors it raises.
     """
     folders: dict[str, int] = {}
+    if is_object(path):
+        return _expanded_objects(path, may_be_empty=may_be_empty)
     if os.path.isdir(path):
         return Expanded(list(_walk(path, folders)), folders)
     if os.path.exists(path):
@@ -249,6 +294,60 @@ def expanded(path: str, *, may_be_empty: bool) -> Expanded:
         else:
             files.append(hit)
     return Expanded(files, folders if tells and "**" not in path else None)
+
+
+def _expanded_objects(path: str, *, may_be_empty: bool) -> Expanded:
+    folder = path
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    bucket, prefix = object_at(folder)
+    found = bucket.objects(prefix)
+    # Some tools make an empty object for a folder.
+    above = {os.path.dirname(info.key) for info in found}
+    found = [info for info in found if info.size or info.key not in above]
+    root = folder[: len(folder) - len(prefix)]
+    if glob.has_magic(path):
+        pattern = path[len(folder) :].strip("/").split("/")
+        keys = [info for info in found if _matches(pattern, info.key[len(prefix) :].strip("/").split("/"))]
+        spelled = set(path[len(folder) :].split("/"))
+    elif found:
+        keys, spelled = found, set[str]()
+    else:
+        info = bucket.info(prefix) if prefix else None
+        keys, spelled = [info] if info is not None else [], {os.path.basename(prefix)}
+        prefix = os.path.dirname(prefix)
+    entries = {
+        f"{root}{info.key}": FileEntry(f"{root}{info.key}", info.size, None, tag=info.tag)
+        for info in keys
+        if _is_visible_below(info.key[len(prefix) :].strip("/").split("/"), spelled, f"{root}{info.key}")
+    }
+    if not entries and not may_be_empty:
+        what = "nothing matches" if glob.has_magic(path) else "there is no"
+        raise BuildError(f"files: {what} {path!r}", hint="Check bucket, path and endpoint.")
+    return Expanded(list(entries), None, entries)
+
+
+def _is_visible_below(parts: list[str], spelled: set[str], path: str) -> bool:
+    found = [part for part in parts if part not in spelled]
+    if not all(map(_visible, found)):
+        return False
+    for part in found:
+        if part != parts[-1]:
+            _refuse_partition(part, path)
+    return True
+
+
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    """True if a path, or a folder that it lies in, matches a glob: ``*`` stays within a folder, ``**`` does not.
+
+    >>> [_matches(["a", "**", "*.csv"], path.split("/")) for path in ("a/1.csv", "a/b/c/1.csv", "a/b/1.json")]
+    [True, True, False]
+    """
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_matches(pattern[1:], parts[left:]) for left in range(len(parts)))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(pattern[1:], parts[1:])
 
 
 def _stamp(directory: str, folders: dict[str, int]) -> bool:

@@ -9,6 +9,8 @@ from cutwater.errors import ConfigError
 
 SHORTEST_MS = 20.0
 LONGEST_MS = 1000.0
+COSTLY_MS = 2000.0
+"""Between two looks at a bucket."""
 _SHARE = 50
 """Looking takes at most one part in so many of a processor, unless that made it rarer than ``LONGEST_MS``."""
 
@@ -18,6 +20,7 @@ class LookInterval:
 
     Args:
         given: milliseconds or a duration such as ``"1s"``; None: by what a look costs.
+        costly: each look is paid for.
 
     Raises:
         ConfigError: it is zero, or no duration.
@@ -31,8 +34,9 @@ class LookInterval:
     1000.0
     """
 
-    def __init__(self, given: float | str | timedelta | None) -> None:
-        self.interval_ms = SHORTEST_MS
+    def __init__(self, given: float | str | timedelta | None, *, costly: bool = False) -> None:
+        self._shortest_ms = COSTLY_MS if costly else SHORTEST_MS
+        self.interval_ms = self._shortest_ms
         self._given = given is not None
         if given is not None:
             self.interval_ms = parse_duration_ms(given, name="discover_interval_ms")
@@ -42,4 +46,4 @@ class LookInterval:
     def took(self, seconds: float) -> None:
         """A look took so long."""
         if not self._given:
-            self.interval_ms = min(LONGEST_MS, max(SHORTEST_MS, seconds * 1000 * _SHARE))
+            self.interval_ms = max(self._shortest_ms, min(LONGEST_MS, seconds * 1000 * _SHARE))

@@ -27,6 +27,7 @@ from cutwater.connectors.files.schemas import (
 )
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import DataError
+from cutwater.storage.store.object_input import ObjectInput
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 131_072
@@ -39,11 +40,11 @@ _MAX_RAW = 10_000
 @dataclass
 class _OpenFile:
     entry: FileEntry
-    stream: pa.OSFile
+    stream: pa.OSFile | ObjectInput
     parquet: pq.ParquetFile
 
     def check(self) -> None:
-        self.entry.check(self.stream.fileno())
+        self.entry.check(self.stream)
 
     def reopened(self, dictionaries: list[str], *, in_pieces: bool) -> _OpenFile:
         """The same file; texts of these columns come as dictionaries, and row groups need not be held whole."""
@@ -69,7 +70,7 @@ def _open(entry: FileEntry, footer: pq.FileMetaData | None = None) -> _OpenFile:
 
 
 def _parquet(
-    stream: pa.OSFile,
+    stream: pa.OSFile | ObjectInput,
     metadata: pq.FileMetaData | None = None,
     dictionaries: list[str] | None = None,
     *,

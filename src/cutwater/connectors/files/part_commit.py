@@ -7,8 +7,9 @@ import io
 import os
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +18,7 @@ import xxhash
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.files.part_formats import PartFormat
 from cutwater.connectors.staging import TAMPERED, EndHandle, PieceCut, StagingArea, check_piece, converted
-from cutwater.connectors.staging_folders import TargetFolder, fsync_path, storage_errors
+from cutwater.connectors.staging_folders import StagedFolder, TargetFolder, fsync_path, storage_errors
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.store.no_follow import open_to_read, opened_folder
@@ -138,6 +139,29 @@ def _status_elsewhere(area: StagingArea[TargetFolder], part: PartHandle, exists:
     )
 
 
+def verify_part(area: StagingArea[TargetFolder], part: PartHandle) -> None:
+    """Compare a staged part with its digest: another process made it, perhaps long ago, and it becomes the user's data.
+
+    Raises:
+        CorruptSnapshotError: it differs.
+        StorageError: it cannot be read.
+    """
+    if (not part.digest and not area.guard.seal.keyed) or part_status(area, part) == "committed":
+        return
+    path = area.path(part.staged)
+    try:
+        body = area.folder.mapped(part.staged)
+    except OSError as error:
+        if part_status(area, part) == "committed":  # a second committer was quicker
+            return
+        raise StorageError(f"cannot read {path!r}: {error.strerror}") from error
+    if body.size != part.bytes or area.problem("part", body, part.digest, f"staged output {path!r}"):
+        raise CorruptSnapshotError(
+            f"staged output {path!r} differs from its digest",
+            hint="Restore an older checkpoint: start the job with restore='DIR/JOB@ID'.",
+        )
+
+
 def write_part(
     file: BinaryIO, path: str, parts: PartFormat, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> int:
@@ -168,11 +192,14 @@ def sync_part(fd: int) -> None:
     os.fsync(fd)
 
 
-class PartCommitter:
-    """Commits the parts of one write step.
+A_co = TypeVar("A_co", bound=StagedFolder, covariant=True)
+
+
+class StagedPartCommitter(ABC, Generic[A_co]):
+    """Commits the parts of one write step, wherever they lie.
 
     Args:
-        area: the step's staging; its root is the target.
+        area: the step's staging.
         parts: format of the files.
         schema: of the rows, for a dataset that got none.
         stem: how the names of this job's and step's parts begin (``part_stem``).
@@ -180,14 +207,14 @@ class PartCommitter:
 
     takes_back = True
 
-    def __init__(self, area: StagingArea[TargetFolder], parts: PartFormat, schema: pa.Schema, stem: str) -> None:
+    def __init__(self, area: StagingArea[A_co], parts: PartFormat, schema: pa.Schema, stem: str) -> None:
         self._area = area
         self._parts = parts
         self._schema = schema
         self._stem = stem
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
-        """Make parts visible, each by one rename, then remove the staging that only they needed.
+        """Make parts visible, each at once, then remove the staging that only they needed.
 
         Handles of another job's uid are skipped (T3).  Calling it again, also after a crash half way, goes on.
 
@@ -205,9 +232,28 @@ class PartCommitter:
                 for part in parts:
                     self._verify(part)
             self._publish(parts)
-            fsync_path(self._area.folder.root)
         # What is visible now stays so; the parts hold the rows of these pieces.
-        self._area.folder.remove(piece for part in parts for piece in part.pieces)
+        self._area.folder.remove([*self._left_over(parts), *(piece for part in parts for piece in part.pieces)])
+
+    @abstractmethod
+    def _verify(self, part: PartHandle) -> None:
+        """Compare a staged part with its digest; one that is visible is the user's."""
+
+    @abstractmethod
+    def _publish(self, parts: Sequence[PartHandle]) -> None:
+        """Make staged parts visible, durably; others are visible already."""
+
+    def _left_over(self, parts: Sequence[PartHandle]) -> list[str]:
+        """Staged files that remain when their parts are visible."""
+        return []
+
+    @abstractmethod
+    def _take_back(self, checkpoint_id: int, incarnation: int) -> None:
+        """Remove the parts that checkpoints after ``checkpoint_id`` made visible, durably."""
+
+    @abstractmethod
+    def _make_dataset(self) -> None:
+        """See to it that readers find a dataset, if an empty one."""
 
     def _own(self, handles: list[Json]) -> list[PartHandle | EndHandle]:
         """Handles as they lie in a manifest, those of this job; what they name is checked here."""
@@ -245,13 +291,13 @@ class PartCommitter:
         """
         if restored is not None:
             self._commit(restored.handles, verify=True)
-        self._area.sweep(incarnation, keep=set(_pieces(retained)), subtasks=subtasks)
+        self._area.sweep(incarnation, keep=set(staged_pieces(retained)), subtasks=subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """See ``Committer.retire``."""
         parts = self._own(retired.handles)
         shared = {piece for part in parts if isinstance(part, PartHandle) for piece in part.shared}
-        self._area.folder.remove(shared.union(_pieces([retired])).difference(_pieces(retained)))
+        self._area.folder.remove(shared.union(staged_pieces([retired])).difference(staged_pieces(retained)))
 
     def finish(self, incarnation: int) -> None:
         """See ``Committer.finish``; sees to it that the target is a dataset, if an empty one.
@@ -262,6 +308,16 @@ class PartCommitter:
         if self._area.folder.exists():
             self._make_dataset()
             self._area.finish(incarnation)
+
+    def _is_later(self, name: str, checkpoint_id: int, incarnation: int) -> bool:
+        if not name.startswith(self._stem):
+            return False
+        match = _SUFFIX.fullmatch(name, len(self._stem))
+        return match is not None and int(match[1]) > checkpoint_id and int(match[2]) < incarnation
+
+
+class PartCommitter(StagedPartCommitter[TargetFolder]):
+    """Commits by renames, out of the staging below the target."""
 
     def _take_back(self, checkpoint_id: int, incarnation: int) -> None:
         """Remove the parts that checkpoints after ``checkpoint_id`` made visible, durably.
@@ -279,34 +335,17 @@ class PartCommitter:
             if os.path.isdir(root):
                 fsync_path(root)
 
-    def _is_later(self, name: str, checkpoint_id: int, incarnation: int) -> bool:
-        if not name.startswith(self._stem):
-            return False
-        match = _SUFFIX.fullmatch(name, len(self._stem))
-        return match is not None and int(match[1]) > checkpoint_id and int(match[2]) < incarnation
-
     def _verify(self, part: PartHandle) -> None:
-        """A staged part was made by another process, perhaps long ago, and is the user's data from now on."""
-        if (not part.digest and not self._area.guard.seal.keyed) or part_status(self._area, part) == "committed":
-            return
-        path = self._area.path(part.staged)
-        try:
-            body = self._area.folder.mapped(part.staged)
-        except OSError as error:
-            if part_status(self._area, part) == "committed":  # a second committer was quicker
-                return
-            raise StorageError(f"cannot read {path!r}: {error.strerror}") from error
-        if body.size != part.bytes or self._area.problem("part", body, part.digest, f"staged output {path!r}"):
-            raise CorruptSnapshotError(
-                f"staged output {path!r} differs from its digest",
-                hint="Restore an older checkpoint: start the job with restore='DIR/JOB@ID'.",
-            )
+        verify_part(self._area, part)
 
     def _publish(self, parts: Sequence[PartHandle]) -> None:
         statuses = part_statuses(self._area, parts)
         staged = [part for part, status in zip(parts, statuses, strict=True) if status == "staged"]
-        if not staged:
-            return
+        if staged:
+            self._rename_all(staged)
+        fsync_path(self._area.folder.root)
+
+    def _rename_all(self, staged: Sequence[PartHandle]) -> None:
         root = self._area.folder.root
         with storage_errors("cannot commit into", root), opened_folder(root, []) as target:
             try:
@@ -355,7 +394,7 @@ class PartCommitter:
             return status.st_size == part.bytes and self._parts.holds(file, part.rows)
 
 
-def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
+def staged_pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
     """The staging files that writers restored from one of the snapshots would read."""
     for snapshot in snapshots:
         for state in snapshot.states:

@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Container, Generator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -216,7 +216,7 @@ class StagedPart(ABC):
         suffix: end of its name.
     """
 
-    def __init__(self, area: StagingArea[TargetFolder], suffix: str) -> None:
+    def __init__(self, area: StagingArea[Any], suffix: str) -> None:
         self.suffix = suffix
         self.committed = False
         self.durable = False
@@ -228,6 +228,11 @@ class StagedPart(ABC):
         self._handle: PartHandle | None = None
         # Two checkpoints may be written at once, and both carry a part that the older one made.
         self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """How it is called, once it has a name."""
+        return self._name
 
     @property
     @abstractmethod

@@ -63,8 +63,9 @@ def local_path(path: str) -> str:
     scheme, colon, rest = path.partition("://")
     if colon and scheme != "file":
         raise BuildError(
-            f"cannot write to {path!r}: only file systems that every worker mounts are supported, not {scheme!r}",
-            hint="Write to a local or mounted path, or use foreach_batch with a Spark or cloud writer.",
+            f"cannot write to {path!r}: only file systems that every worker mounts, and buckets, are supported, not "
+            f"{scheme!r}",
+            hint="Write to a local or mounted path, or to s3://, or use foreach_batch with a Spark or cloud writer.",
         )
     if not path:
         raise BuildError("a sink needs the path of a directory, got an empty one")
@@ -105,11 +106,16 @@ class FileSink:
     parallelism: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", local_path(self.path))
+        object.__setattr__(self, "path", self.place(self.path))
         object.__setattr__(self, "roll_interval_ms", parse_duration_ms(self.roll_interval_ms, name="roll_interval_ms"))
         for name in ("roll_rows", "roll_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @staticmethod
+    def place(path: str) -> str:
+        """The same path for every process."""
+        return local_path(path)
 
     def guarded(self, guard: Guard) -> FileSink:
         """The same sink, whose staged files are guarded."""
@@ -128,12 +134,12 @@ class FileSink:
             raise BuildError(f"cannot write to {self.path!r}: no right to write in {existing!r}")
         _check_neighbours(self.path, self.parts, schema)
 
-    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         """See ``Sink.writer``; cuts of another job's uid in ``restored`` stay that job's (T3)."""
         area = staging_beside(self.path, ctx.job_uid, ctx.step, self.guard)
         return PartWriter(area, self.parts, self, self.parts.schema(schema), ctx, restored)
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> SubtaskCommitter:
         area = staging_beside(self.path, job_uid, step, self.guard)
         return PartCommitter(area, self.parts, self.parts.schema(schema), part_stem(job_uid, step))
 
@@ -231,10 +237,7 @@ class PartWriter:
         if block := self._rest.block(self._blocks):
             self._encode(block)
         if self._is_full:
-            self._encode(self._rest.all())
-            self._draft.complete()
-            self._ready.append(DraftedPart(self._area, self._parts.suffix, self._draft, []))
-            self._draft = self._new_draft()
+            self._end_full_draft()
 
     def roll(self) -> None:
         """See ``SinkWriter.roll``: the next ``pre_commit`` puts every row into a part."""
@@ -276,6 +279,13 @@ class PartWriter:
         if block:
             self._draft.encode(block)
             self._absorb_log()
+
+    def _end_full_draft(self) -> None:
+        """The same between two checkpoints."""
+        self._encode(self._rest.all())
+        self._draft.complete()
+        self._ready.append(DraftedPart(self._area, self._parts.suffix, self._draft, []))
+        self._draft = self._new_draft()
 
     def _end_draft(self) -> None:
         """A part of this checkpoint; its last rows are encoded in the snapshot thread."""

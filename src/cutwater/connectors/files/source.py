@@ -25,8 +25,8 @@ from cutwater.connectors.files.line_blocks import compression_of
 from cutwater.connectors.files.listing import (
     FileEntry,
     absolute_paths,
-    entry_of,
     has_whole_line,
+    is_there,
     list_files,
     marker_path,
 )
@@ -41,6 +41,7 @@ from cutwater.connectors.files.watched_files import WatchedFiles
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 from cutwater.operators.row_filters import RowFilter
+from cutwater.storage.store.objects import is_object
 
 FileFormat = Literal["parquet", "csv", "json"]
 
@@ -108,14 +109,17 @@ class FileSource:
         check_rate(rate)
         if bad_rows not in ("fail", "dead_letter"):
             raise ConfigError(f"files: bad_rows is 'fail' or 'dead_letter', got {bad_rows!r}")
-        self._looks = LookInterval(discover_interval_ms)
+        self.paths = absolute_paths(path)
+        objects = any(map(is_object, self.paths))
+        if follow and objects:
+            raise BuildError("files: objects cannot be followed", hint="Nothing is ever appended to one.")
+        self._looks = LookInterval(discover_interval_ms, costly=objects)
         for name, given in (("end_marker", end_marker is not None), ("follow", follow)):
             if given and not watch:
                 raise ConfigError(f"files: {name} needs watch=True")
         for name, mark in (("delimiter", delimiter), ("quote", quote)):
             if mark is not None and (len(mark.encode()) != 1 or mark in "\r\n"):
                 raise ConfigError(f"files: {name} must be one ASCII character, got {mark!r}")
-        self.paths = absolute_paths(path)
         self.bad_rows: BadRows = bad_rows
         self._format: FileFormat | None = format
         self.rate, self._watch, self._follow = rate, watch, follow
@@ -227,7 +231,7 @@ class FileSource:
         """
         began_s = time.perf_counter()
         # First the marker, then the files: what was renamed in before the marker is then seen for certain.
-        ended = self._end_marker is not None and os.path.exists(self._end_marker)
+        ended = self._end_marker is not None and is_there(self._end_marker)
         if self._watch:
             splits = self._look(ended)
         else:
@@ -308,7 +312,7 @@ class FileSource:
         if news:
             watched.files = files
             watched.fresh = [file for file in files if file not in known and file != self._end_marker]
-        entries = [entry for file in watched.fresh if (entry := entry_of(file)) is not None]
+        entries = watched.entries(watched.fresh)
         for entry in watched.take_turn():
             if entry.path in known:
                 self._splits(entry)
@@ -325,7 +329,7 @@ class FileSource:
         """True once the file may be taken: long unchanged by its own time, or by what was seen of it."""
         if self._follow:
             return has_whole_line(entry.path)
-        if self._settle_ms == 0:
+        if self._settle_ms == 0 or is_object(entry.path):  # an object is whole once it is there
             return True
         assert entry.mtime_ns is not None
         if time.time_ns() - entry.mtime_ns >= self._settle_ms * 1e6:

@@ -33,4 +33,9 @@ class WatchedFiles:
         """The next of the files, as they are now."""
         first = self._turn if self._turn < len(self.files) else 0
         self._turn = first + _CHECKED
-        return [entry for file in self.files[first : self._turn] if (entry := entry_of(file)) is not None]
+        return self.entries(self.files[first : self._turn])
+
+    def entries(self, files: Sequence[str]) -> list[FileEntry]:
+        """Files as they are now, without those that are gone."""
+        known = self.looks.entry
+        return [entry for file in files if (entry := known(file) or entry_of(file)) is not None]

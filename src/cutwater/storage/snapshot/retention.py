@@ -115,11 +115,10 @@ class SharedFiles:
             return [f"shared files stay for now: {error}"] if self._has_files() else []
         self._kept, self._leaving = kept, set()
         warnings, self._warnings = self._warnings, []
-        for file in doomed:
-            try:
-                self._store.delete(f"{self._log.job}/{file}")
-            except StorageError as error:
-                warnings.append(f"{file} stays for now: {error}")
+        try:
+            self._store.delete_files([f"{self._log.job}/{file}" for file in doomed])
+        except StorageError as error:
+            warnings.append(f"shared files stay for now: {error}")
         return warnings
 
     def _read_manifests(self) -> None:

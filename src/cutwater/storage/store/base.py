@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import BinaryIO, Protocol
 
 from cutwater.config import FileAccess
@@ -38,6 +39,10 @@ class Store(Protocol):
     """
 
     atomic_create: bool
+    appends: bool
+    """A file may be written on after ``sync``.  Where not, each checkpoint has files of its own."""
+    look_s: float
+    """Seconds between two looks of who waits for something, at least: requests cost time and money."""
 
     @property
     def uri(self) -> str:
@@ -71,11 +76,15 @@ class Store(Protocol):
         ...
 
     def write(self, path: str) -> BinaryIO:
-        """A new file, written front to back.  Durable once ``close_durably`` returns; an existing path is an error."""
+        """A new file, written front to back.  Durable once ``close_durably`` returns.
+
+        Raises:
+            StorageError: here or at the end: the path exists.
+        """
         ...
 
     def sync(self, file: BinaryIO) -> None:
-        """Make durable what was written so far, and the directory entry; the file may be written on."""
+        """Make durable what was written so far, and the directory entry; if it ``appends``, more may follow."""
         ...
 
     def close_durably(self, file: BinaryIO) -> None:
@@ -101,6 +110,10 @@ class Store(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all it holds; missing is no error."""
+        ...
+
+    def delete_files(self, paths: Iterable[str]) -> None:
+        """Remove files, of which none is a folder, in no particular order; missing is no error."""
         ...
 
     def delete_empty(self, folder: str) -> bool:

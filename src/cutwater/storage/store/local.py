@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -238,7 +238,8 @@ class LocalStore:
         self.seal = seal
         self.access: FileAccess = access
         self._base = str(self.root)  # a path object for each file took a tenth of a checkpoint in the driver
-        self.atomic_create = True
+        self.atomic_create = self.appends = True
+        self.look_s = 0.0
         self._temp_tag = temp_tag()
         self._counter = itertools.count()
         self._synced: set[str] = set()
@@ -419,6 +420,10 @@ class LocalStore:
                         os.unlink(name, dir_fd=folder)
             except FileNotFoundError:
                 return
+
+    def delete_files(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def delete_empty(self, folder: str) -> bool:
         """See ``Store.delete_empty``; temporary files count, too."""

@@ -1,8 +1,9 @@
 """Stores by URI: the one place that knows which schemes there are, and what of a URI is the place of a store.
 
-A store of another kind is one file, whose ``StoreOpener`` is registered for its scheme.  All others pass URIs on as
-text and take them apart with the functions here.  A path without a scheme is one of the file system, and so is what is
-written down of such a place: in logs and manifests lie paths, as they always did.
+A store of another kind is one file, whose ``StoreOpener`` is registered for its scheme, or an entry point of an
+installed package in the group ``cutwater.stores``, named as the scheme. All others pass URIs on as text and take them
+apart with the functions here. A path without a scheme is one of the file system, and so is what is written down of such
+a place: in logs and manifests lie paths, as they always did.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from cutwater.config import FileAccess
+from cutwater.entry_points import STORES, find
 from cutwater.errors import ConfigError
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.local import LocalStore
@@ -44,7 +46,18 @@ def _open_local(uri: str, seal: Seal, access: FileAccess, *, make: bool) -> Loca
     return LocalStore.open(uri, seal, access) if make else LocalStore(uri, seal, access)
 
 
-_OPENERS: dict[str, StoreOpener] = {"file": _open_local}
+def _open_objects(uri: str, seal: Seal, access: FileAccess, *, make: bool) -> Store:
+    from cutwater.storage.store.objects import open_objects  # who has no bucket does not wait for it
+
+    return open_objects(uri, seal, access, make=make)
+
+
+_OPENERS: dict[str, StoreOpener] = {
+    "file": _open_local,
+    "s3": _open_objects,
+    "gs": _open_objects,
+    "az": _open_objects,
+}
 
 
 def register_store(scheme: str, opener: StoreOpener) -> None:
@@ -64,9 +77,9 @@ def open_store(uri: str | os.PathLike[str], seal: Seal | None = None, access: Fi
         ConfigError: no such scheme, or not a folder.
         StorageError: the folder cannot be made or written.
 
-    >>> open_store("s3://bucket/chk")
+    >>> open_store("hdfs://cluster/chk")
     Traceback (most recent call last):
-    cutwater.errors.ConfigError: no store for 's3://bucket/chk'. Give a path or a file:// URI ...
+    cutwater.errors.ConfigError: no store for 'hdfs://cluster/chk'. Give a path or a file:// URI ...
     """
     return _opener(uri)(absolute_uri(uri), environment_seal() if seal is None else seal, access, make=True)
 
@@ -155,13 +168,35 @@ def require_exactly_once(store: Store) -> None:
         )
 
 
+def _installed(scheme: str) -> StoreOpener | None:
+    """The opener that an installed package provides; it is kept.
+
+    Raises:
+        ConfigError: several packages do, or it cannot be imported.
+    """
+    found = find(STORES, scheme)
+    if found is None:
+        return None
+    opener = found.load()
+    if not callable(opener):
+        raise ConfigError(
+            f"the package {found.package} {found.version} provides a store for {scheme}:// which is a "
+            f"{type(opener).__name__}",
+            hint="It must be a StoreOpener: a function of uri, seal, access and make.",
+        )
+    register_store(scheme, cast("StoreOpener", opener))
+    return cast("StoreOpener", opener)
+
+
 def _opener(uri: str | os.PathLike[str]) -> StoreOpener:
     found = _SCHEME.match(os.fspath(uri))
-    opener = _OPENERS.get(found[1].lower() if found is not None else "file")
+    scheme = found[1].lower() if found is not None else "file"
+    opener = _OPENERS.get(scheme) or _installed(scheme)
     local = found is not None and found[1].lower() == "file"
     if opener is None or (local and urlsplit(os.fspath(uri)).netloc not in ("", "localhost")):
         raise ConfigError(
             f"no store for {os.fspath(uri)!r}",
-            hint="Give a path or a file:// URI of a file system that driver and workers share (a mounted one will do).",
+            hint="Give a path or a file:// URI of a file system that driver and workers share (a mounted one will do), "
+            "or a bucket, s3://.",
         )
     return opener

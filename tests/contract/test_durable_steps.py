@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sink_disk import ForgetfulDisk, Killed
-from sink_model import Output
+from sink_targets import Output
 
 import cutwater as cw
 from cutwater.config import JobConfig
@@ -31,6 +30,8 @@ from cutwater.storage.snapshot.data_file import Continued
 from cutwater.storage.snapshot.manifest import Entry, SplitRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 from cutwater.storage.store.local import LocalStore
+from cutwater.testing.deaths import Killed, Moments
+from cutwater.testing.forgetful_disk import ForgetfulDisk
 
 WORKERS, ROWS, CHECKPOINTS = 2, 3, 3
 SCHEMA = pa.schema([("row", pa.int64())])
@@ -162,17 +163,18 @@ def struck(folder: Path, rolling: str, deaths: Sequence[int | None], *, power: b
     calls: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publisher, "_COLLECT_EVERY_S", 0.0)  # a death may come while old checkpoints are removed
-        disk = ForgetfulDisk(str(folder / "out"), patch, lambda: None, store=str(folder / "chk"))
+        moments = Moments(lambda: None)
+        disk = ForgetfulDisk(str(folder / "out"), patch, moments.moment, store=str(folder / "chk"))
         life = Life(folder, ROLLING[rolling])
         for death in deaths:
-            disk.calls, disk.kill_in = 0, death
+            moments.count, moments.kill_in = 0, death
             with suppress(Killed):
                 if calls:
                     life.begin()
                 else:
                     life.live()
-            disk.kill_in = None
-            calls.append(disk.calls)
+            moments.kill_in = None
+            calls.append(moments.count)
             if power:
                 disk.lose_power()
         return assert_recovers(life), calls

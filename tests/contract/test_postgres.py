@@ -1,60 +1,33 @@
-"""The table sink on a Postgres server that the test starts; skipped where there is no server or no psycopg."""
+"""The table sink on a Postgres server."""
 
 from __future__ import annotations
 
 import datetime as dt
-import glob
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sink_model import SCHEMA, Identity, batch_of
 
 from cutwater.connectors.base import SinkSnapshot
 from cutwater.connectors.table_sink import TableCommitter, TableSink, table
 from cutwater.errors import BuildError, DataError, StorageError
+from cutwater.testing.sink_job import SCHEMA, Identity, batch_of
+from postgres_world import Database, database, postgres
 
-psycopg: Any = pytest.importorskip("psycopg")
-PROGRAMS = max(glob.glob("/usr/lib/postgresql/*/bin"), default=os.path.dirname(shutil.which("postgres") or ""))
-pytestmark = pytest.mark.skipif(not PROGRAMS, reason="no Postgres server is installed")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Address of a server on a socket of its own (it listens on no network)."""
-    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
-    user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    if user:
-        os.chown(folder, pwd.getpwnam("postgres").pw_uid, -1)
-    control = [*user, f"{PROGRAMS}/pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log"]
-    init = [*user, f"{PROGRAMS}/initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "me", "--no-sync"]
-    subprocess.run(init, check=True, capture_output=True)
-    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-    subprocess.run([*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL)
-    try:
-        yield f"postgresql://me:secret@/postgres?host={folder}"
-    finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], check=True, stdout=subprocess.DEVNULL)
-        shutil.rmtree(folder)
+__all__ = ["database", "postgres"]
 
 
 @pytest.fixture
-def query(server: str) -> Iterator[Any]:
-    with psycopg.connect(server, autocommit=True) as connection:
+def server(database: Database) -> str:
+    """Address of a database; who connects from here needs no password, so that one in it is only seen by us."""
+    return database.dsn.replace("postgres@", "postgres:secret@")
 
-        def query(sql: str) -> list[Any]:
-            cursor = connection.execute(sql)
-            return cursor.fetchall() if cursor.description else []
 
-        yield query
-        connection.execute("DROP TABLE IF EXISTS t, cutwater_epochs, cutwater_fences")
+@pytest.fixture
+def query(database: Database) -> Any:
+    return database.run
 
 
 def committer(sink: TableSink, schema: pa.Schema = SCHEMA) -> TableCommitter:
@@ -137,3 +110,52 @@ def test_a_server_that_cannot_be_reached_is_told_without_the_password(tmp_path: 
         with pytest.raises(kind) as caught:
             act()
         assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [{"mode": "append"}, {"mode": "upsert", "key": ["row"]}], ids=["append", "upsert"])
+def test_a_worker_that_wakes_behind_its_successor_commits_nothing(
+    server: str, query: Any, tmp_path: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the lock of the step while another one waits for it, reads the fence, or waits and then reads it."""
+    sink = table(server, "t", **mode).bind(str(tmp_path))
+    committer(sink).settle(None, [], 1)
+    writer = sink.writer(SCHEMA, Identity(0, 1, 1), [])
+    made: list[SinkSnapshot] = []
+    for checkpoint_id in (1, 2):
+        writer.write(batch_of([checkpoint_id]))
+        made.append(SinkSnapshot(checkpoint_id, writer.pre_commit(checkpoint_id, False)().handles))
+    committer(sink).commit(1, made[0].handles)
+    real, settled = TableCommitter._take, threading.Event()
+
+    def take(self: TableCommitter, rows: pa.Table, epoch: Any) -> None:
+        if epoch.checkpoint_id == 2 and not settled.is_set():
+            committer(sink).settle(made[0], made[:1], 2)
+            settled.set()
+        real(self, rows, epoch)
+
+    monkeypatch.setattr(TableCommitter, "_take", take)
+    committer(sink).commit(2, made[1].handles)
+    assert settled.is_set()
+    assert query("SELECT row FROM t") == [(1,)]
+
+
+def test_a_connection_that_is_lost_in_the_middle_of_a_commit_leaves_nothing(
+    server: str, query: Any, tmp_path: Path
+) -> None:
+    sink = table(server, "t").bind(str(tmp_path))
+    committer(sink).settle(None, [], 1)
+    query(
+        "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF new.row = 2 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN new; END $$"
+    )
+    query("CREATE TRIGGER cut BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION cut()")
+    writer = sink.writer(SCHEMA, Identity(0, 1, 1), [])
+    writer.write(batch_of([1, 2, 3]))
+    handles = writer.pre_commit(1, False)().handles
+    with pytest.raises(StorageError, match="cannot write to database"):
+        committer(sink).commit(1, handles)
+    assert query("SELECT row FROM t") == []
+    query("DROP TRIGGER cut ON t")
+    for _ in range(2):
+        committer(sink).commit(1, handles)
+    assert query("SELECT row FROM t ORDER BY row") == [(1,), (2,), (3,)]

@@ -9,33 +9,23 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
 
-from cutwater.connectors.base import Source, Split
+import cutwater as cw
+from cutwater.connectors.base import Source
 from cutwater.connectors.files import listing
 from cutwater.connectors.files.source import FileSource
 from cutwater.connectors.generate import generate, rate
 from cutwater.connectors.memory import BAD, END, PAUSE, memory
+from cutwater.testing import SourceContract
+from iceberg_world import Warehouse
 
 ROWS = 57
 WIDE_ROWS = 2500  # more than one block of a text file
-
-
-class Context:
-    """Collects the bad rows of one reader."""
-
-    step, subtask = "read", 0
-
-    def __init__(self) -> None:
-        self.dead: list[tuple[str, int, str, str]] = []
-
-    def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
-        self.dead.append((origin, position, reason, raw))
 
 
 def text(n: int) -> str | None:
@@ -139,7 +129,23 @@ def memory_source(tmp: Path) -> Source:
     return memory(items, [], [rows], [rows, BAD("!")]).with_bad_rows("dead_letter")
 
 
+def delta_source(tmp: Path) -> Source:
+    for i in range(3):
+        deltalake.write_deltalake(tmp, table(i * ROWS), mode="append")
+    return cw.delta(tmp, start=0, until=2).as_source()
+
+
+def iceberg_source(tmp: Path) -> Source:
+    warehouse = Warehouse(tmp)
+    made = warehouse.make(schema=table().schema, properties={"write.parquet.row-group-limit": "10"})
+    for i in range(3):
+        made.append(table(i * ROWS))
+    return warehouse.named(until="latest").as_source()
+
+
 SOURCES: list[Callable[[Path], Source]] = [
+    delta_source,
+    iceberg_source,
     parquet_source,
     split_parquet_source,
     bad_parquet_source,
@@ -154,92 +160,41 @@ SOURCES: list[Callable[[Path], Source]] = [
 ]
 
 
-@pytest.fixture(params=SOURCES, ids=lambda make: make.__name__.removesuffix("_source"))
-def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    if request.param is not several_blocks_source:  # which has them in one split
-        monkeypatch.setattr(listing, "SPLIT_BYTES", 1000)
-    return request.param(tmp_path)
+ROWS_OF = {
+    "parquet": 3 * ROWS,
+    "bad_parquet": 45,
+    "csv": [ROWS, 3, 0, 0, ROWS],
+    "bad_csv": [21],
+    "json": 2 * ROWS,
+    "bad_json": ROWS,
+    "several_blocks": [WIDE_ROWS],
+    "rate": 600,
+    "memory": [ROWS, 0, ROWS, ROWS],
+    "delta": 3 * ROWS,
+    "iceberg": [0, ROWS, ROWS, ROWS],
+}
+BAD_ROWS_OF = {"bad_parquet": 12, "bad_csv": 7, "bad_json": 5, "memory": 2}
 
 
-def drain(source: Source, split: Split, position: Any, size: int) -> tuple[pa.Table, list[Any], Context]:
-    """Rows, (position, rows so far, dead letters so far) after every read, and the context."""
-    ctx = Context()
-    reader = source.open(split, position, ctx)
-    batches: list[pa.RecordBatch] = []
-    marks: list[Any] = [(reader.position, 0, 0)]
-    idle = seen = 0
-    while not reader.exhausted:
-        batch = reader.read(size)
-        if batch is None:
-            idle += 1
-            assert idle < 1000, "nothing to read, yet not exhausted"
+class TestSources(SourceContract):
+    @pytest.fixture(params=SOURCES, ids=lambda make: make.__name__.removesuffix("_source"))
+    def source(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+        if request.param is several_blocks_source:  # which has them in one split
+            self.sizes = (100, 4096)
         else:
-            assert 1 <= batch.num_rows <= size
-            assert batch.schema.equals(source.schema, check_metadata=True)
-            batch.validate(full=True)
-            batches.append(batch)
-            seen += batch.num_rows
-            assert reader.origin
-        marks.append((json.loads(json.dumps(reader.position)), seen, len(ctx.dead)))
-    assert reader.read(size) is None
-    reader.close()
-    return pa.Table.from_batches(batches, source.schema), marks, ctx
+            monkeypatch.setattr(listing, "SPLIT_BYTES", 1000)
+        return request.param(tmp_path)
+
+    @pytest.fixture
+    def rows(self, request: pytest.FixtureRequest) -> list[int] | int:
+        return ROWS_OF.get(request.node.callspec.id, ROWS)
+
+    @pytest.fixture
+    def bad_rows(self, request: pytest.FixtureRequest) -> int:
+        return BAD_ROWS_OF.get(request.node.callspec.id, 0)
 
 
-def test_any_recorded_position_gives_exactly_the_rest(source: Source) -> None:
-    for split in source.discover():
-        whole, _, letters = drain(source, split, None, 1_000_000)
-        for size in (1, 2, 7, 1000) if len(whole) < 1000 else (100, 4096):
-            rows, marks, ctx = drain(source, split, None, size)
-            assert rows.equals(whole)
-            assert ctx.dead == letters.dead
-            for position, seen, dead in marks[:: max(1, len(marks) // 15)] + marks[-1:]:
-                rest, _, again = drain(source, split, position, 1000)
-                assert rest.equals(whole.slice(seen))
-                assert again.dead == letters.dead[dead:]
-
-
-def test_splits_together_hold_every_row_once(source: Source, request: pytest.FixtureRequest) -> None:
-    counts = [len(drain(source, split, None, 1000)[0]) for split in source.discover()]
-    expected = {
-        "parquet": 3 * ROWS,
-        "bad_parquet": 45,
-        "csv": [ROWS, 3, 0, 0, ROWS],
-        "bad_csv": [21],
-        "json": 2 * ROWS,
-        "bad_json": ROWS,
-        "several_blocks": [WIDE_ROWS],
-        "rate": 600,
-        "memory": [ROWS, 0, ROWS, ROWS],
-    }.get(request.node.callspec.id, ROWS)
-    assert (counts if isinstance(expected, list) else sum(counts)) == expected
-
-
-def test_splits_are_found_again_with_the_same_ids_and_survive_json(source: Source) -> None:
-    splits = source.discover()
-    assert [json.loads(json.dumps([s.id, s.data])) for s in source.discover()] == [[s.id, s.data] for s in splits]
-    assert len({s.id for s in splits}) == len(splits)
-
-
-def test_a_shipped_copy_reads_the_same(source: Source) -> None:
-    schema, splits = source.schema, source.discover()
-    copy = cloudpickle.loads(cloudpickle.dumps(source))
-    assert copy.schema.equals(schema)
-    assert copy.discover() == splits
-    for split in splits:
-        assert drain(copy, split, None, 100)[0].equals(drain(source, split, None, 100)[0])
-
-
-def test_an_exhausted_position_stays_exhausted(source: Source) -> None:
-    for split in source.discover():
-        _, marks, _ = drain(source, split, None, 1000)
-        reader = source.open(split, marks[-1][0], Context())
-        assert reader.read(10) is None
-        assert reader.exhausted
-        reader.close()
-
-
-def test_it_is_bounded_and_can_be_rewound(source: Source) -> None:
-    assert source.bounded
-    assert source.replayable
-    assert source.discover_interval_ms > 0
+def test_ours_are_bounded(tmp_path: Path) -> None:
+    for make in SOURCES:
+        (tmp_path / make.__name__).mkdir()
+        assert make(tmp_path / make.__name__).bounded

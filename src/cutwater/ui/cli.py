@@ -16,6 +16,7 @@ from cutwater import __version__
 from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.ui.connectors import connectors
 from cutwater.ui.simulate import check_trace, diagram, explore, simulate
 from cutwater.ui.states import diff, state, states
 
@@ -58,7 +59,7 @@ def cli() -> None:
     """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
 
 
-for _command in (diagram, check_trace, explore, simulate, states, state, diff):
+for _command in (connectors, diagram, check_trace, explore, simulate, states, state, diff):
     cli.add_command(_command)
 
 

@@ -325,7 +325,7 @@ def _watched(store: Store, signs: dict[str, Sign], watch_s: float) -> dict[str, 
     """ "dead", "alive", "paused" or "silent" by job.  Clocks of other hosts say nothing: their beat must change."""
     seen = {job: process_state(sign) for job, sign in signs.items()}
     afar = {job for job, state in seen.items() if not state}
-    deadline = time.monotonic() + watch_s
+    deadline = time.monotonic() + max(watch_s, 2.5 * store.look_s)
     while afar and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         for job in sorted(afar):

@@ -11,31 +11,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-
-class Killed(BaseException):
-    """The process dies here: nothing in the product may catch this."""
+if TYPE_CHECKING:
+    import pytest
 
 
 class ForgetfulDisk:
     """
     Args:
         root: the output.
-        reader: called before every system call: what another process sees then.
+        patch: undoes what is watched.
+        moment: called before every system call: another process may look, and this one may die.
         store: a checkpoint directory on the same disk.
     """
 
     def __init__(
-        self, root: str, patch: pytest.MonkeyPatch, reader: Callable[[], None], store: str | None = None
+        self, root: str, patch: pytest.MonkeyPatch, moment: Callable[[], None], store: str | None = None
     ) -> None:
         self.root = root
-        self.calls = 0
         self._places = [root] if store is None else [root, store]
-        self.kill_in: int | None = None
-        self._reader = reader
+        self._moment = moment
         self._synced_bytes: dict[int, int] = {}
         self._synced_names: set[tuple[str, int]] = set()
         self._renames: list[tuple[str, str]] = []
@@ -47,18 +43,8 @@ class ForgetfulDisk:
         for name in watched:
             patch.setattr(os, name, self._watched(name))
 
-    def system_call(self) -> None:
-        """Another process may look, and this one may die, just before a system call."""
-        self._reader()
-        self.calls += 1
-        if self.kill_in is not None:
-            self.kill_in -= 1
-            if self.kill_in < 0:
-                self.kill_in = None
-                raise Killed
-
     def _fsync(self, fd: int) -> None:
-        self.system_call()
+        self._moment()
         path, stat = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
         if os.path.isdir(path):
             self._synced_names |= {(path, entry.inode()) for entry in os.scandir(path)}
@@ -69,7 +55,7 @@ class ForgetfulDisk:
 
     def _watched(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.system_call()
+            self._moment()
             if name == "unlink":
                 self._bury(self._path(args[0], kwargs.get("dir_fd")))
             result = self._real[name](*args, **kwargs)

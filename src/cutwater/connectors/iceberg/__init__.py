@@ -1,0 +1,1 @@
+"""Apache Iceberg tables: read snapshot by snapshot, and written exactly once by one commit for all subtasks."""

@@ -1,0 +1,1 @@
+"""PySpark's Python data sources, read and written without micro-batches."""

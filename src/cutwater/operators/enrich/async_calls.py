@@ -70,7 +70,7 @@ class AsyncCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = _Threads(settings.capacity, name)
+        self._threads = CallThreads(settings.capacity, name)
 
     def begin(self, calls: Sequence[Call]) -> None:
         """Start them; returns at once."""
@@ -147,7 +147,7 @@ class AsyncCalls:
         return await result if inspect.isawaitable(result) else result
 
 
-class _Threads:
+class CallThreads:
     """Daemon threads for plain functions, started as they are needed."""
 
     def __init__(self, most: int, name: str) -> None:

@@ -4,7 +4,9 @@
         id = registry.register("clicks-value", {"type": "record", ...})
         print(registry.address)
 
-It keeps schemas in memory, and checks nothing about them; ``refuse`` lets the next ones be incompatible.
+It keeps schemas in memory, and checks nothing about them; ``refuse`` lets the next ones be incompatible.  Those of
+Protobuf are descriptors in base64, which it takes as a registry does; the text of a ``.proto`` file, which it gives
+where nobody asks for ``format=serialized``, it makes up.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +24,8 @@ from urllib.parse import unquote
 __all__ = ["SchemaRegistry"]
 
 _CONTENT = "application/vnd.schemaregistry.v1+json"
+
+_TEXT = 'syntax = "proto3";\nmessage Somebody { string name = 1; }\n'
 
 
 class _Refused(Exception):
@@ -34,14 +39,17 @@ class SchemaRegistry:
 
     Args:
         user: ``"name:password"``, which a request must have; ``None``: nobody is asked.
+        tls: with the certificate of an authority of its own, which goes into this file.
     """
 
-    def __init__(self, user: str | None = None) -> None:
+    def __init__(self, user: str | None = None, *, tls: str | None = None) -> None:
         self.user = user
         self.asked: list[str] = []
         """Method and path of each request."""
         self.refuse = False
         """Answer that a schema is incompatible."""
+        self.serializes = True
+        """Heed ``format=serialized``; some registries do not."""
         self.broken = 0
         """So many requests are answered with 503."""
         self._schemas: list[dict[str, Any]] = []
@@ -49,8 +57,18 @@ class SchemaRegistry:
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.port = self._server.server_port
-        self.address = f"http://127.0.0.1:{self.port}"
+        self.address = f"http{'' if tls is None else 's'}://127.0.0.1:{self.port}"
+        if tls is not None:
+            self._secure(tls)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _secure(self, authority_file: str) -> None:
+        import trustme
+
+        authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.cert_pem.write_to_path(authority_file)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def register(self, subject: str, schema: object, **more: Any) -> int:
         """The id of a schema, a new one if it is not known."""
@@ -67,10 +85,15 @@ class SchemaRegistry:
 
     def answer(self, path: str, body: Any) -> dict[str, Any]:
         """What a request gets."""
+        path, _, query = path.partition("?")
         for pattern, make in self._calls().items():
             found = re.fullmatch(pattern, path)
             if found and (body is not None) == pattern.endswith("versions"):
-                return make(*(unquote(part) for part in found.groups()), *([body] if body is not None else []))
+                made = make(*(unquote(part) for part in found.groups()), *([body] if body is not None else []))
+                serialized = self.serializes and query == "format=serialized"
+                if made.get("schemaType") == "PROTOBUF" and not serialized:
+                    return {**made, "schema": _TEXT}
+                return made
         raise _Refused(404, 404, "HTTP 404 Not Found")
 
     def _calls(self) -> dict[str, Callable[..., dict[str, Any]]]:

@@ -13,10 +13,10 @@ from servers.schema_registry import SchemaRegistry
 
 import avro_world as world
 import cutwater as cw
-from cutwater.connectors.avro import registry as registry_module
 from cutwater.connectors.avro.formats import Avro
-from cutwater.connectors.avro.registry import Schemas
+from cutwater.connectors.messages import registry as registry_module
 from cutwater.connectors.messages.base import Decoded, Values
+from cutwater.connectors.messages.registry import KnownSchemas
 from cutwater.errors import BuildError, ConfigError, StorageError
 
 CLICK = world.record(("user", "long"), ("page", "string"), name="Click")
@@ -25,7 +25,8 @@ CLICK = world.record(("user", "long"), ("page", "string"), name="Click")
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[SchemaRegistry]:
     monkeypatch.setattr(registry_module, "_WAITS_S", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(Schemas, "_known", {})
+    monkeypatch.setattr(KnownSchemas, "_known", {})
+    monkeypatch.setattr(KnownSchemas, "_refused", {})
     with SchemaRegistry() as started:
         yield started
 
@@ -64,6 +65,26 @@ def test_an_id_that_the_registry_does_not_know_is_a_bad_row(registry: SchemaRegi
     assert reasons[1] == f"schema {other} of the registry at {registry.address} is PROTOBUF, no Avro"
     assert "there is no type 'nothing'" in reasons[2]
     assert reasons[3].endswith("knows no schema 4294967295")
+
+
+def test_ids_that_are_not_known_are_asked_for_once_each_and_again_after_a_while(registry: SchemaRegistry) -> None:
+    """By all splits together; a schema that is registered later is found without a restart."""
+    format = cw.avro(CLICK, registry=registry.address)
+    decoders = [format.messages("clicks").decoder(None, dictionaries=False) for _ in range(3)]
+    value = world.encoded(CLICK, {"user": 7, "page": "p"})
+
+    def rows() -> list[int]:
+        batch = Values.of([headed(id, value) for id in (1, 2, 3, 2, 1, 3, 1)])
+        return [decoder.decode(batch, first_only=False).rows.num_rows for decoder in (*decoders, *decoders)]
+
+    assert rows() == [0] * 6
+    assert sorted(registry.asked) == [f"GET /schemas/ids/{id}" for id in (1, 2, 3)]
+    assert registry.register("clicks-value", CLICK) == 1
+    assert rows() == [0] * 6
+    for place, (_, why) in KnownSchemas._refused.items():
+        KnownSchemas._refused[place] = (0.0, why)  # a while later
+    assert rows() == [3] * 6
+    assert registry.asked.count("GET /schemas/ids/1") == 2
 
 
 def test_a_registry_that_is_away_for_a_moment_is_asked_again(registry: SchemaRegistry) -> None:
@@ -108,6 +129,28 @@ def test_the_password_is_looked_up_where_it_is_needed(
     monkeypatch.delenv("REGISTRY_USER")
     with pytest.raises(ConfigError, match="there is no variable 'REGISTRY_USER' here"):
         format.messages("clicks")
+
+
+def test_tls_and_a_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(registry_module, "_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setenv("REGISTRY_USER", "me:open-sesame")
+    authority = str(tmp_path / "authority.pem")
+    with SchemaRegistry("me:open-sesame", tls=authority) as registry:
+        id = registry.register("clicks-value", CLICK)
+        options = {"basic.auth.user.info": "env:REGISTRY_USER", "ssl.ca.location": authority}
+        format = cw.avro(registry=registry.address, options=options)
+        value = headed(id, world.encoded(CLICK, {"user": 7, "page": "p"}))
+        assert decode(format, [value]).rows.to_pylist() == [{"user": 7, "page": "p"}]
+        encoder = cw.avro(CLICK, registry=registry.address, options=options).encoder("clicks")
+        encoder.encode(pa.table({"user": [7], "page": ["p"]}))
+        assert registry.asked[-1] == "POST /subjects/clicks-value/versions"
+        unknown = cw.avro(registry=registry.address, options={**options, "ssl.ca.location": __file__})
+        with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
+            unknown.messages("clicks")
+        other = cw.avro(registry=registry.address, options={"basic.auth.user.info": "env:REGISTRY_USER"})
+        with pytest.raises(StorageError, match="certificate verify failed") as raised:
+            other.messages("clicks")
+        assert "open-sesame" not in str(raised.value)
 
 
 def test_types_of_other_subjects(registry: SchemaRegistry) -> None:

@@ -18,17 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.state.kernels import (
-    byte_at,
-    kernel,
-    low_bytes,
-    set_byte,
-    set_int32,
-    set_int64,
-    set_real,
-    set_word,
-    word_at,
-)
+from cutwater.connectors.messages.byte_kernels import big_endian, copied, int32_at, int_at, is_utf8
+from cutwater.state.kernels import byte_at, kernel, set_byte, set_int32, set_int64, set_real, set_word, word_at
 
 STEP = 64
 """Bytes of an instruction."""
@@ -71,21 +62,9 @@ NO_BRANCH, DOES_NOT_FIT, TOO_MANY, NOT_BOOLEAN, TRAILING, NO_SYMBOL, FULL = -7, 
 _MOST = 2**31 - 1
 _MOST_EMPTY = 65_536
 """Items without a byte in one value, of which a hostile one could claim any number."""
-_HIGH = np.uint64(0x8080808080808080)
-_SEVEN, _BYTE = np.uint64(7), np.uint64(8)
+_SEVEN = np.uint64(7)
 _LAST_SHIFT = np.uint64(63)
 _FRAME = 16
-
-
-@kernel
-def int_at(at: Any) -> Any:
-    return np.int64(word_at(at))
-
-
-@kernel
-def int32_at(at: Any) -> Any:
-    bits = byte_at(at) | byte_at(at + 1) << 8 | byte_at(at + 2) << 16 | byte_at(at + 3) << 24
-    return np.int64(np.int32(bits))
 
 
 @kernel
@@ -118,62 +97,6 @@ def _room(slot: Any, size: Any) -> Any:
         return 0
     set_int64(slot + _USED, used + size)
     return int_at(slot + _AT) + used
-
-
-@kernel
-def _copied(to: Any, source: Any, length: Any, limit: Any) -> Any:
-    """Copy bytes; words, so there must be room for seven more.  True if one is not ASCII.
-
-    ``limit`` is behind the last byte that may be read.
-    """
-    if length < 8:
-        if source + 8 <= limit:
-            word = word_at(source) & low_bytes(length)
-        else:
-            word = np.uint64(0)
-            for i in range(length):
-                word |= np.uint64(byte_at(source + i)) << np.uint64(8 * i)
-        set_word(to, word)
-        return (word & _HIGH) != np.uint64(0)
-    seen = np.uint64(0)
-    i = 0
-    while i + 8 <= length:
-        word = word_at(source + i)
-        seen |= word
-        set_word(to + i, word)
-        i += 8
-    word = word_at(source + length - 8)
-    set_word(to + length - 8, word)
-    return ((seen | word) & _HIGH) != np.uint64(0)
-
-
-@kernel
-def is_utf8(at: Any, end: Any) -> Any:
-    """True for well-formed UTF-8 (table 3-7 of the Unicode standard)."""
-    while at < end:
-        first = byte_at(at)
-        if first < 0x80:
-            at += 1
-            continue
-        more = 1 + (first >= 0xE0) + (first >= 0xF0)
-        if first < 0xC2 or first > 0xF4 or end - at <= more:
-            return False
-        low, high = 0x80, 0xBF
-        if first == 0xE0:
-            low = 0xA0
-        elif first == 0xED:
-            high = 0x9F
-        elif first == 0xF0:
-            low = 0x90
-        elif first == 0xF4:
-            high = 0x8F
-        if byte_at(at + 1) < low or byte_at(at + 1) > high:
-            return False
-        for i in range(2, more + 1):
-            if byte_at(at + i) & 0xC0 != 0x80:
-                return False
-        at += more + 1
-    return True
 
 
 @kernel
@@ -248,7 +171,7 @@ def _bytes(op: Any, pc: Any, at: Any, end: Any, limit: Any, slot: Any) -> Any:
     if used > _MOST:
         return np.int64(FULL)
     set_int32(ends, used)
-    if _copied(to, at, length, limit) and op == TEXT and not is_utf8(at, at + length):
+    if copied(to, at, length, limit) and op == TEXT and not is_utf8(at, at + length):
         return np.int64(NOT_UTF8)
     return at + length
 
@@ -262,22 +185,8 @@ def _decimal(pc: Any, at: Any, end: Any, slot: Any) -> Any:
     to = _room(slot, 16)
     if to == 0:
         return np.int64(NO_ROOM)
-    if length == 0:
-        return np.int64(OUT_OF_RANGE)
-    sign = np.uint64(0) - np.uint64(byte_at(at) >> 7)
-    high = low = sign
-    for i in range(length):
-        lost = high >> np.uint64(56)
-        if i + 16 < length and np.uint64(byte_at(at + i)) != sign & np.uint64(255):
-            return np.int64(OUT_OF_RANGE)
-        high = high << _BYTE | low >> np.uint64(56)
-        low = low << _BYTE | np.uint64(byte_at(at + i))
-        if lost != sign >> np.uint64(56) or high >> _LAST_SHIFT != sign >> _LAST_SHIFT:
-            return np.int64(OUT_OF_RANGE)
-    big, small = high ^ sign, (low ^ sign) + (sign & np.uint64(1))
-    big += np.uint64(sign != np.uint64(0) and small == np.uint64(0))
-    most = word_at(pc + LOW)
-    if big > most or (big == most and small > word_at(pc + HIGH)):
+    good, high, low = big_endian(at, length, word_at(pc + LOW), word_at(pc + HIGH))
+    if not good:
         return np.int64(OUT_OF_RANGE)
     set_word(to, low)
     set_word(to + 8, high)

@@ -68,7 +68,7 @@ class AvroDecoder:
         self._columns = {name: self._layout.column(fields[name].type, name) for name in self._schema.names}
         self._program = Program(reader, self._columns)
         self._entries: dict[int, int] = {}
-        """Where the program of a schema begins, by its id; -1: there is no such schema."""
+        """Where the program of a schema begins, by its id; -1: there is none until now."""
         self._why = dict(_WHY)
         self._only = self._program.add(reader) if schema_of is None else -1
         self._code, self._tables, self._constants, self._frames = self._program.made()
@@ -110,7 +110,7 @@ class AvroDecoder:
         _schema_ids(values.data.address, starts, ends, values.valid, ids)
         one = bool(count) and bool((ids == ids[0]).all())
         for id in ids[:1].tolist() if one else np.unique(ids).tolist():
-            if id not in self._entries and id >= 0:
+            if id >= 0 and self._entries.get(id, -1) < 0:
                 self._add(id)
         if one and self._entries.get(int(ids[0]), -1) >= 0:
             return np.full(count, self._entries[int(ids[0])], np.int64), []

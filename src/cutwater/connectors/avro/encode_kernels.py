@@ -1,8 +1,7 @@
 """The kernel that runs the program of a schema over columns, and so makes the bytes of Avro values.
 
 As ``decode_kernels``: instructions of eight words, addresses, and a row for which there is no room is written again in
-more memory.  Each column is four words: where its values lie, where a byte for each tells whether it is there (0: all
-are), where its offsets lie, and an unused one.
+more memory.  Columns lie as ``messages.column_memory`` says.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cutwater.connectors.avro.decode_kernels import COUNT, HIGH, LOW, SLOT, STEP, TABLE, int32_at, int_at
+from cutwater.connectors.avro.decode_kernels import COUNT, HIGH, LOW, SLOT, STEP, TABLE
+from cutwater.connectors.messages.byte_kernels import int32_at, int_at
 from cutwater.state.kernels import byte_at, copy_bytes, kernel, set_byte, set_int32, set_int64, set_word, word_at
 
-COLUMN_BYTES = 32
 _VALID, _ENDS = 8, 16
 
 INT, LONG, FLOAT, DOUBLE, BOOLEAN, BYTES = 0, 1, 2, 3, 4, 5

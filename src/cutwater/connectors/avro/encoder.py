@@ -9,20 +9,18 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from cutwater.connectors.avro import encode_kernels as k
 from cutwater.connectors.avro.defaults import encoded, number
-from cutwater.connectors.avro.registry import Registry
 from cutwater.connectors.avro.schemas import NO_DEFAULT, AvroField, AvroType, SchemaText, arrow_type, record_of
+from cutwater.connectors.messages.column_memory import COLUMN_BYTES, ColumnMemory
 from cutwater.connectors.messages.encoders import Encoded
-from cutwater.data.words import bytes_view
+from cutwater.connectors.messages.registry import Registry
 from cutwater.errors import BuildError, DataError, did_you_mean
 
-_COLUMN_WORDS = k.COLUMN_BYTES // 8
 _FIRST_BYTES = 64
 """Of a row, before one was seen."""
 _encode: Any = k.encode
@@ -67,7 +65,7 @@ class AvroEncoder:
 
 @lru_cache(maxsize=64)
 def _registered(registry: Registry, subject: str, text: SchemaText) -> int:
-    return registry.register(subject, text)
+    return registry.register(subject, text.json)
 
 
 @lru_cache(maxsize=64)
@@ -115,7 +113,7 @@ class EncodeProgram:
     def _emit(
         self, path: str, op: int, column: int = 0, table: int = 0, count: int = 0, low: int = 0, high: int = 0
     ) -> int:
-        self._code.append([op, column * k.COLUMN_BYTES, table, count, low, high, 0, 0])
+        self._code.append([op, column * COLUMN_BYTES, table, count, low, high, 0, 0])
         self._paths.append(path)
         return len(self._code) - 1
 
@@ -249,47 +247,22 @@ class EncodeProgram:
         return error
 
 
-class _Memory:
+class _Memory(ColumnMemory):
     """Where columns lie, in the order in which the code numbers them."""
-
-    def __init__(self, columns: int) -> None:
-        self.table = np.zeros((columns, _COLUMN_WORDS), np.int64)
-        self._next = 0
-        self._kept: list[object] = []
 
     def add(self, array: pa.Array, source: _Source) -> None:
         """A column and those in it."""
-        place, self._next = self._next, self._next + 1
-        kind = source.type.kind
-        if array.null_count:
-            self.table[place, 1] = self._address(np.asarray(array.is_valid()).view(np.uint8))
+        place, kind = self.begin(array), source.type.kind
         if kind == "record":
             for name, inner in source.inner:
                 self.add(array.field(name), inner)
         elif kind in ("array", "map"):
-            self.table[place, 2] = self._address(_ends(array))
+            self.lists(place, array)
             arrays = (array.keys, array.items) if kind == "map" else (array.values,)
             for one, (_, inner) in zip(arrays, source.inner, strict=True):
                 self.add(one, inner)
         elif kind != "null":
-            self._leaf(place, _wire(array, source))
-
-    def _leaf(self, place: int, array: pa.Array) -> None:
-        if pt.is_binary(array.type) or pt.is_string(array.type):
-            data, ends = bytes_view(array)
-            self.table[place, 0], self.table[place, 2] = self._address(data), self._address(ends)
-        elif pt.is_boolean(array.type):
-            self.table[place, 0] = self._address(np.asarray(array.cast(pa.uint8()).fill_null(0)))
-        else:
-            buffer = array.buffers()[1]
-            self._kept.append(buffer)
-            width = array.type.bit_width // 8
-            self.table[place, 0] = 0 if buffer is None else buffer.address + width * array.offset
-
-    def _address(self, values: npt.NDArray[Any]) -> int:
-        whole = np.ascontiguousarray(values)
-        self._kept.append(whole)
-        return whole.ctypes.data
+            self.leaf(place, _wire(array, source))
 
 
 _OPS = {
@@ -377,14 +350,6 @@ def _uuids(array: pa.Array, source: _Source) -> pa.Array:
         return pa.array([None if one is None else uuid.UUID(one).bytes for one in array.to_pylist()], pa.binary())
     except ValueError as error:
         raise DataError(f"column {source.path!r} cannot be written as a UUID: {error}") from None
-
-
-def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The offsets of lists or maps, one more than there are."""
-    buffer = array.buffers()[1]
-    if buffer is None or buffer.size == 0:
-        return np.zeros(len(array) + 1, np.int32)
-    return np.frombuffer(buffer, np.int32, len(array) + 1, 4 * array.offset)
 
 
 def _signed(word: int) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.connectors.avro.registry import Registry, Schemas
+from cutwater.connectors.avro.registry import newest_schema, writers_schemas
 from cutwater.connectors.avro.schemas import GivenSchema, SchemaText, arrow_schema, record_of, schema_text
+from cutwater.connectors.messages.registry import Registry
 from cutwater.errors import BuildError, ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class AvroMessages:
     def decoder(self, columns: frozenset[str] | None, *, dictionaries: bool) -> ValueDecoder:
         from cutwater.connectors.avro.decoder import AvroDecoder
 
-        schema_of = None if self.registry is None else Schemas(self.registry)
+        schema_of = None if self.registry is None else writers_schemas(self.registry)
         return AvroDecoder(self.text, columns, dictionaries=dictionaries, schema_of=schema_of)
 
 
@@ -70,7 +71,7 @@ class Avro:
             return AvroMessages(self.text, self.registry)
         assert self.registry is not None
         subject = self._subject(topic)
-        newest = self.registry.latest(subject)
+        newest = newest_schema(self.registry, subject)
         if newest is None:
             raise _no_subject(self.registry, subject)
         return AvroMessages(newest.text, self.registry)
@@ -90,7 +91,7 @@ class Avro:
         subject = self._subject(topic)
         if self.text is not None:
             return AvroEncoder(self.text, self.registry, subject)
-        newest = self.registry.latest(subject)
+        newest = newest_schema(self.registry, subject)
         if newest is None:
             raise _no_subject(self.registry, subject)
         return AvroEncoder(newest.text, self.registry, subject, newest.id)

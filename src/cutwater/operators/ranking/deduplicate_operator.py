@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.changes import op_column
+from cutwater.data.changes import OP, added_rows, op_column
 from cutwater.data.words import from_words, to_words, valid_rows
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
@@ -16,6 +16,7 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
 from cutwater.state.key_index import GroupIds
 from cutwater.state.keys import require_valid_keys
+from cutwater.state.table.row_store import take_or_null
 
 if TYPE_CHECKING:
     from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
@@ -110,3 +111,63 @@ class Deduplicate(KeyedOperator):
         if not self._timed:
             return super()._live(table, gids)
         return to_words(table.accumulators[0].result(gids)) - 1 > self._watermarks.current
+
+
+class LatestOfChanges(KeyedOperator):
+    """A table of keys with the latest row of each, null where it was removed, of rows that say so."""
+
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        types = [field.type for field in spec.key_fields]
+        super().__init__(types, spec.held, spec.held_schema, spec.state_schema, timed=False)
+        self._spec = spec
+        self._removed = 0
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        if batch.num_rows == 0:
+            return []
+        self._sweep()
+        require_valid_keys(batch, self._spec.keys)
+        added = added_rows(batch)
+        batch = batch.drop_columns([OP])
+        touched = self._touch([batch.column(name) for name in self._spec.keys])
+        held = self._table.accumulators[0]
+        stored, came = held.result(touched.gids), as_rows(batch)
+        current = np.where(_is_valid(stored), np.arange(len(touched)), -1)
+        nothing = np.zeros(len(touched), np.bool_)
+        rows, keys = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int64)
+        codes = np.empty(2 * len(came), np.int8)
+        count, missing = kernels.replace_rows(touched.local, added, current, nothing, True, False, rows, keys, codes)
+        if missing:
+            self.ctx.count("rows_unmatched", missing)
+        self._hold(touched, current, came)
+        if not count:
+            return []
+        out: Any = take_or_null(pa.concat_arrays([stored, came]), rows[:count])
+        columns = [op_column(codes[:count]), *out.flatten()]
+        return [(0, pa.RecordBatch.from_arrays(columns, schema=self._spec.outputs[0]))]
+
+    def _hold(self, touched: Touched, current: npt.NDArray[np.int64], came: pa.Array) -> None:
+        """Put what each key is left with into the state."""
+        held = self._table.accumulators[0]
+        fresh = current >= len(touched)
+        if fresh.any():
+            latest = came.take(pa.array(current[fresh] - len(touched)))
+            held.update(touched.gids[fresh], pa.record_batch({ROW: latest}))
+        gone = touched.gids[current < 0]
+        if len(gone):
+            held.restore(gone, [pa.nulls(len(gone), came.type)])
+            self._removed += len(gone)
+
+    def _sweep(self) -> None:
+        """Forget keys without a row; renumbers the group ids."""
+        if self._removed > len(self._table) // 2 and self._worth_a_sweep():
+            self._removed = 0
+            self._keep(self._live(self._table, self._all_gids))
+
+    def _live(self, table: AggregateTable, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        return _is_valid(table.accumulators[0].result(gids))
+
+
+def _is_valid(rows: pa.Array) -> npt.NDArray[np.bool_]:
+    valid = valid_rows(rows)
+    return np.ones(len(rows), np.bool_) if valid is None else valid

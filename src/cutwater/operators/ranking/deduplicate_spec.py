@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cutwater.data.changes import marked_schema, row_type
+from cutwater.data.changes import OP, marked_schema, row_type
 from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
@@ -30,8 +30,12 @@ class DeduplicateSpec(KeyedSpec):
     ``rows_late``.  So what is a duplicate depends on event times only, and a key can be forgotten at
     t + ``within_us``.  Rows of ``keep="first"`` that are dropped count in ``rows_duplicate``.
 
+    Of an updating stream the latest row of a key is that of the last change; a removal takes out the row that is kept,
+    whatever else it says.  One of a row that is not there counts in ``rows_unmatched``.
+
     Args:
         keep: which row of a key.
+        updating: the rows are of an updating stream; only with ``keep="last"``, for ever.
         event_time: column of type ``timestamp[us]``; only with ``within_us``.
         within_us: how long a key is remembered, microseconds of event time; ``None``: for ever.
 
@@ -48,6 +52,7 @@ class DeduplicateSpec(KeyedSpec):
     keep: Literal["first", "last"] = "first"
     event_time: str | None = None
     within_us: int | None = None
+    updating: bool = False
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)
@@ -68,8 +73,15 @@ class DeduplicateSpec(KeyedSpec):
             raise BuildError(f"event-time column {self.event_time!r} is {kind}, not timestamp[us]", hint="Cast it.")
 
     @property
+    def rows(self) -> pa.Schema:
+        """Of the rows, without marks."""
+        if not self.updating:
+            return self.input_schema
+        return pa.schema([field for field in self.input_schema if field.name != OP])
+
+    @property
     def outputs(self) -> tuple[pa.Schema, ...]:
-        kept = self.input_schema if self.keep == "first" else marked_schema(self.input_schema)
+        kept = self.input_schema if self.keep == "first" else marked_schema(self.rows)
         return (kept,) if self.within_us is None else (kept, self.input_schema)
 
     @property
@@ -79,7 +91,7 @@ class DeduplicateSpec(KeyedSpec):
         if self.within_us is not None:
             fields.append(pa.field(EXPIRES, pa.timestamp("us")))
         if self.keep == "last":
-            fields.append(pa.field(ROW, row_type(self.input_schema)))
+            fields.append(pa.field(ROW, row_type(self.rows)))
         return pa.schema(fields)
 
     @property
@@ -89,13 +101,13 @@ class DeduplicateSpec(KeyedSpec):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"keep": self.keep}
+        return {"keep": self.keep, **({"updating": "yes"} if self.updating else {})}
 
     @property
     def state_schema(self) -> pa.Schema:
         return pa.schema([*self.key_fields, *self.held_schema])
 
     def build(self) -> Operator:
-        from cutwater.operators.ranking.deduplicate_operator import Deduplicate  # Numba: only where rows flow
+        from cutwater.operators.ranking import deduplicate_operator as operators  # Numba: only where rows flow
 
-        return Deduplicate(self)
+        return operators.LatestOfChanges(self) if self.updating else operators.Deduplicate(self)

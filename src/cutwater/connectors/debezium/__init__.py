@@ -1,0 +1,1 @@
+"""Debezium: change events of tables, as JSON or Avro, to updating streams."""

@@ -1,0 +1,1 @@
+"""Protobuf: bytes to columns and back, by a program of a message type that one kernel runs."""

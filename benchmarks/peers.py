@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["BYTEWAX", "FLINK", "PeerError", "bytewax_python", "flink_command"]
+from servers.jars import FetchError, fetched
+
+__all__ = ["BYTEWAX", "FLINK", "PeerError", "bytewax_python", "flink_command", "jars"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
@@ -31,13 +33,26 @@ def bytewax_python() -> str:
     return str(_environment("bytewax", [BYTEWAX, "numpy"]) / "bin" / "python")
 
 
-def flink_command(job: str) -> list[str]:
+def jars(name: str) -> Path:
+    """The folder with the jars of ``benchmarks/<name>.lock``, fetched at the first call.
+
+    Raises:
+        PeerError: they cannot be fetched.
+    """
+    try:
+        return fetched(name, locks=ROOT / "benchmarks", into=PEERS)
+    except FetchError as e:
+        raise PeerError(str(e)) from None
+
+
+def flink_command(job: str, more: str = "") -> list[str]:
     """The command that runs a job on Flink, without its arguments; installed and compiled at the first call.
 
     Only jars are wanted: the package that holds them, not PyFlink with its Python dependencies.
 
     Args:
         job: name of the class with ``main`` in ``benchmarks/flink``, such as ``KeyedCount``.
+        more: of the class path, such as ``"folder/*"``.
 
     Raises:
         PeerError: no JDK, or Flink cannot be installed or the job not be compiled.
@@ -51,7 +66,15 @@ def flink_command(job: str) -> list[str]:
         _run(["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(_CLASSES), *map(str, sources)])
         mark.touch()
     opens = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
-    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{_CLASSES}:{_JOBS}:{libraries}/*", job]
+    return [
+        "java",
+        "-Xmx4g",
+        *opens,
+        "-Dlog4j2.level=ERROR",
+        "-cp",
+        f"{_CLASSES}:{_JOBS}:{libraries}/*:{more}".strip(":"),
+        job,
+    ]
 
 
 def _environment(name: str, packages: list[str]) -> Path:

@@ -12,14 +12,25 @@ import pytest
 from servers.kafka import Broker
 
 from cutwater.connectors.kafka.kafka import Kafka, kafka
+from kafka_proxy import Proxy
 
 _numbers = itertools.count()
+_between: dict[str, Proxy] = {}
+"""By addresses of brokers."""
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    with Broker() as started:
+    with Proxy() as between, Broker(proxied=between.port) as started:
+        between.target = started.behind
+        _between[started.address] = between
         yield started
+
+
+@pytest.fixture
+def proxy(broker: Broker) -> Proxy:
+    """Between the broker and those that take its address ``proxied``."""
+    return _between[broker.address]
 
 
 @pytest.fixture

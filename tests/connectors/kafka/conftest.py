@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kafka_world import broker, produce, read, topic
+from kafka_world import broker, produce, proxy, read, topic
 
-__all__ = ["broker", "produce", "read", "topic"]
+__all__ = ["broker", "produce", "proxy", "read", "topic"]

@@ -187,3 +187,32 @@ def test_rows_come_exactly_once(broker: Broker, topic: str, registry: SchemaRegi
     found = {message.key(): message.value()[5:] for message in broker.committed(topic)}
     assert len(broker.committed(topic)) == 2
     assert world.decoded(NEW, found[b"2"]) == {"n": 2, "t": "b", "tags": ["x"]}
+
+
+def test_an_upsert_writes_records_and_tombstones(
+    broker: Broker, topic: str, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    """The mark of a change is no field, and a key that leaves has neither record nor header."""
+    schema = world.record(("k", "long"), ("n", "long"), name="Total")
+    format = cw.avro(schema, registry=registry.address)
+    sink = kafka(broker.address, topic, key="k", mode="upsert", format=format).as_sink()
+    sink = sink.bind(str(tmp_path)).applying(("k",))
+    changes = pa.record_batch(
+        {"op": ["+I", "+I", "-U", "+U", "-D"], "k": [1, 2, 1, 1, 2], "n": [10, 20, 10, 11, 20]},
+    )
+    sink.check(changes.schema)
+    writer = sink.writer(changes.schema, Identity(0, 1), [])
+    writer.write(changes)
+    handles = writer.pre_commit(1, False)().handles
+    sink.committer(changes.schema, Identity.job_uid, Identity.step).commit(1, handles)
+    writer.close()
+    found: dict[bytes, list[Any]] = {}
+    for message in broker.committed(topic):
+        value = message.value()
+        record = None if value is None else world.decoded(schema, value[5:])
+        found.setdefault(message.key(), []).append(record)
+    assert found == {b"1": [{"k": 1, "n": 10}, {"k": 1, "n": 11}], b"2": [{"k": 2, "n": 20}, None]}
+    source = kafka(broker.address, topic, format=format, until="latest", bad_rows="dead_letter").as_source()
+    context = Context()
+    assert sorted(row["n"] for row in rows_of(source, ctx=context)) == [10, 11, 20]
+    assert len(context.dead) == 1, "a tombstone is no record"

@@ -15,9 +15,9 @@ from runtime_world import kill_some, wait_until
 from servers.kafka import Broker
 
 import cutwater as cw
-from kafka_world import broker, produce, topic
+from kafka_world import broker, produce, proxy, topic
 
-__all__ = ["broker", "produce", "topic"]
+__all__ = ["broker", "produce", "proxy", "topic"]
 PAGES, PER_MINUTE = 20, 2_000
 
 

@@ -33,8 +33,9 @@ class TransactionalProducers:
     ) -> None:
         self._records, self._make, self._send = records, make, send
         self._made: dict[int, tuple[Producer, CommitRecord]] = {}
+        self._announced: set[int] = set()
         self._lock = threading.RLock()
-        """The loop commits while the snapshot thread announces."""
+        """One thread commits while that of the snapshots announces."""
 
     def announce(self, subtask: int, incarnation: int) -> None:
         """Make the subtask's producer, and leave a record if there is none.
@@ -42,11 +43,12 @@ class TransactionalProducers:
         Raises:
             FencedError, StorageError: as ``Producer``.
         """
+        if subtask in self._announced:  # asked without the lock: a snapshot does not wait for a commit
+            return
         with self._lock:
-            if subtask in self._made:
-                return
-            if self._take_over(subtask) is None:
+            if subtask not in self._made and self._take_over(subtask) is None:
                 self._record(subtask, CommitRecord(0, incarnation), None)
+            self._announced.add(subtask)
 
     def write(self, rows: pa.Table, epoch: EpochHandle, incarnation: int) -> None:
         """The rows of an epoch, if they are not in and may come in.

@@ -118,7 +118,7 @@ def kafka(
     Args:
         servers: ``"host:port"`` of a broker, several with commas between.
         topics: names; for writing one, which must exist.
-        format: of the messages' values; ``cw.avro(...)`` for Avro.
+        format: of the messages' values; ``cw.avro(...)``, ``cw.protobuf(...)``, ``cw.debezium(...)``.
         options: of librdkafka, by its names.  A password is named, not given: ``{"sasl.password": "env:NAME"}``.
         topic_pattern: reading: all topics whose whole name this regular expression matches, later ones too.
         schema: reading JSON and CSV: Arrow schema or text, ``"k long, at timestamp"``; other fields are passed over.
@@ -183,7 +183,9 @@ def _message_format(options: dict[str, Any], topics: Sequence[str]) -> MessageFo
             raise ConfigError(f"kafka: messages of format {name!r} have one column 'value' and no schema")
         return RawMessages(name)
     if name not in _FORMATS:
-        raise BuildError(f"kafka: unknown format {name!r}", hint=did_you_mean(name, (*_FORMATS, "cw.avro(...)")))
+        raise BuildError(
+            f"kafka: unknown format {name!r}", hint=did_you_mean(name, (*_FORMATS, "cw.avro(...)", "cw.protobuf(...)"))
+        )
     if schema is None:
         raise BuildError(
             f"kafka: messages of format {name!r} need a schema",

@@ -95,6 +95,11 @@ class KafkaSink(EpochSink):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_producers": {}}
 
+    @property
+    def commits_in_background(self) -> bool:
+        """See ``SinkHooks``."""
+        return self.guarantee == "exactly-once"
+
     def applying(self, changes: tuple[str, ...]) -> KafkaSink:
         """The same sink for an updating stream; appended, its rows stay a log of the changes, with their marks.
 

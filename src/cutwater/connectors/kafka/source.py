@@ -144,6 +144,16 @@ class KafkaSource:
     def bounded(self) -> bool:
         return self._until is not None
 
+    @property
+    def changes(self) -> tuple[str, ...] | None:
+        """See ``SourceHooks.changes``."""
+        return getattr(self._format, "changes", None)
+
+    @property
+    def partial_changes(self) -> bool:
+        """See ``SourceHooks.partial_changes``."""
+        return getattr(self._format, "partial_changes", False)
+
     def with_bad_rows(self, bad_rows: BadRows) -> KafkaSource:
         """A copy that fails at bad messages or diverts them."""
         return self._copy(bad_rows=bad_rows)

@@ -23,6 +23,7 @@ from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.channels.texts import plain_rows
 from cutwater.runtime.control.messages import FixedCost
+from cutwater.runtime.failures import sink_error
 from cutwater.state.segments import EMPTY, Frozen
 
 
@@ -422,8 +423,10 @@ class SinkOperator(Operator):
     def __init__(self, step: str, sink: Sink, schema: pa.Schema, identity: SinkIdentity, restored: list[Json]) -> None:
         self.step = step
         self._writer: SinkWriter = sink.writer(schema, identity, restored)
-        globally = SinkHooks(sink).commits_globally
-        self._committer: Committer | None = None if globally else sink.committer(schema, identity.job_uid, step)
+        hooks = SinkHooks(sink)
+        here = not hooks.commits_globally
+        self._committer: Committer | None = sink.committer(schema, identity.job_uid, step) if here else None
+        self.commits_in_background = here and hooks.commits_in_background
         self._handles: dict[int, list[Json]] = {}
         self._lock = threading.Lock()
         self.rows = 0
@@ -453,19 +456,32 @@ class SinkOperator(Operator):
             return [h for i in sorted(self._handles) if i <= checkpoint_id for h in self._handles[i]]
 
     def commit(self, checkpoint_id: int) -> None:
-        """Commit this checkpoint and all older ones that were not (a newer notice commits all older)."""
-        if self._committer is not None:
-            for known, handles in self._take_until(checkpoint_id).items():
+        """Commit this checkpoint and all older ones that were not (a newer notice commits all older).
+
+        Handles are kept until they are committed: a checkpoint that completes meanwhile has them, too.
+
+        Raises:
+            CutwaterError: it failed; names the step.
+        """
+        if self._committer is None:
+            return
+        with self._lock:
+            due = {i: self._handles[i] for i in sorted(self._handles) if i <= checkpoint_id}
+        for known, handles in due.items():
+            try:
                 self._committer.commit(known, handles)
+            except Exception as e:
+                raise sink_error(e, "commit", known, self.step) from e
+            self._forget_until(known)
 
     def committed_globally(self, checkpoint_id: int) -> None:
         """The driver has committed this checkpoint and all older ones."""
         if self._committer is None:
-            self._take_until(checkpoint_id)
+            self._forget_until(checkpoint_id)
 
-    def _take_until(self, checkpoint_id: int) -> dict[int, list[Json]]:
+    def _forget_until(self, checkpoint_id: int) -> None:
         with self._lock:
-            return {i: self._handles.pop(i) for i in sorted(self._handles) if i <= checkpoint_id}
+            self._handles = {i: handles for i, handles in self._handles.items() if i > checkpoint_id}
 
     def close(self) -> None:
         self._writer.close()

@@ -151,6 +151,8 @@ class SourceRunner:
     no_more: bool = False
     limit: StepLimit | None = None
     """Of a fork that follows its leader."""
+    job_uid: str = ""
+    incarnation: int = 0
     rows: int = 0
     rows_passed_over: int = 0
     """That were not read, since they fulfil no filter."""

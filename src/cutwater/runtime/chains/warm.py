@@ -118,11 +118,17 @@ def warm_up() -> None:
 
 def compile_connectors() -> None:
     """Compile kernels that only some jobs need, which load them when they do."""
-    from cutwater.connectors.avro import formats
+    from cutwater.connectors.avro import formats as avro
+    from cutwater.connectors.debezium import formats as debezium
     from cutwater.connectors.kafka import native_consumer
+    from cutwater.connectors.postgres import log_rows
+    from cutwater.connectors.protobuf import formats as protobuf
 
     native_consumer.warm_up()
-    formats.warm_up()
+    avro.warm_up()
+    debezium.warm_up()
+    protobuf.warm_up()
+    log_rows.warm_up()
 
 
 def _warm_up_texts(rows: pa.RecordBatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cutwater.data.time import MIN_WATERMARK
@@ -16,6 +17,7 @@ from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.determinant_logs import DeterminantLogs, PeerDeterminants
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
+from cutwater.runtime.worker.commits import CommitEnded, CommitService
 from cutwater.runtime.worker.peers import ConnectedAttempt, ExpectedPeer, PeerArrived, PeerLost, place_of
 from cutwater.runtime.worker.restore import Restore
 from cutwater.runtime.worker.snapshots import (
@@ -30,6 +32,7 @@ from cutwater.runtime.worker.subtask import Subtask
 from cutwater.runtime.worker.wiring import Wiring
 
 if TYPE_CHECKING:
+    from cutwater.runtime.chains.chain import SinkOperator
     from cutwater.runtime.chains.source_runner import SourceRunner
     from cutwater.runtime.channels.output import OutputChannel
     from cutwater.runtime.worker.tracing import WorkerTrace
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 
 NEWS_DEADLINE_S = 15.0
 """For the first word of every other worker, which has built its part by then."""
+
+
+_LATE_COMMIT_S = 60.0
+"""Sleeps until a commit has ended, which wakes the worker."""
 
 
 class Attempt(ConnectedAttempt):
@@ -83,6 +90,7 @@ class Attempt(ConnectedAttempt):
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
         self._snapshots: SnapshotService | None = None
+        self._commits = CommitService(self._post)
         self._copies = worker.copies
         self._reader: CopyReader | None = None
         self._trace: WorkerTrace | None = None
@@ -133,7 +141,7 @@ class Attempt(ConnectedAttempt):
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.tracks_changes,
-            continued=0 if config.keeps_copies else min(2, config.num_retained),  # copies are of whole files
+            continued=0 if config.keeps_copies or not self._store.appends else min(2, config.num_retained),
             restored=restore.increments(),
             done=self._post,
         )
@@ -173,8 +181,9 @@ class Attempt(ConnectedAttempt):
         if self._reader is not None:
             self._reader.close()
         self._close_connections()
+        self._commits.close()  # first, as the snapshots: threads use the sinks
         if self._snapshots is not None:
-            self._snapshots.close(self._checkpoints.values())  # first: its thread uses the sinks' writers
+            self._snapshots.close(self._checkpoints.values())
         for subtask in self._subtasks:
             with contextlib.suppress(Exception):
                 subtask.close()
@@ -203,6 +212,8 @@ class Attempt(ConnectedAttempt):
         A worker that rested until now has time: what each subtask gives out leaves at the end of its turn, and those
         behind it have theirs.  If then all are at rest, that was all, and nobody looks a second time.
         """
+        if self._commits.behind:
+            return _LATE_COMMIT_S
         at_rest, self.rested = self.rested, False
         for subtask in self._subtasks:
             if subtask.attend(now_s):
@@ -280,6 +291,8 @@ class Attempt(ConnectedAttempt):
                         subtask.core.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
+            case CommitEnded():
+                self._commit_ended(message)
             case c.PeersReset():
                 self.turn(message)
             case PeerArrived(connection=connection):
@@ -305,7 +318,20 @@ class Attempt(ConnectedAttempt):
         for subtask in self._subtasks:
             subtask.core.outcome(m.CompleteNotice(checkpoint_id, commit))
         if commit and notice.answer:
-            self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
+            if self._commits.busy:
+                self._commits.answer(checkpoint_id)
+            else:
+                self._tell_committed(checkpoint_id)
+
+    def _commit_ended(self, ended: CommitEnded) -> None:
+        self._commits.heard(ended)
+        if ended.key is not None:
+            self._by_key[ended.key].committed(ended.checkpoint_id)
+        else:
+            self._tell_committed(ended.checkpoint_id)
+
+    def _tell_committed(self, checkpoint_id: int) -> None:
+        self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
 
     def _trigger(self, trigger: c.Trigger) -> None:
         """To the sources; to every subtask where all freeze at once (``synchronous``), which a savepoint does not."""
@@ -481,6 +507,9 @@ class Attempt(ConnectedAttempt):
     def forget_snapshot(self, checkpoint_id: int) -> None:
         assert self._snapshots is not None
         self._snapshots.drop(self._checkpoints[checkpoint_id])
+
+    def commit(self, subtask: tuple[int, int], checkpoint_id: int, sinks: Sequence[SinkOperator]) -> None:
+        self._commits.submit(subtask, checkpoint_id, sinks)
 
     def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None:
         """One message for all subtasks of the worker, once the last of them acknowledges."""

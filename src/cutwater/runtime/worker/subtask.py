@@ -47,6 +47,9 @@ class SubtaskPort(Protocol):
 
     def forget_snapshot(self, checkpoint_id: int) -> None: ...
 
+    def commit(self, subtask: tuple[int, int], checkpoint_id: int, sinks: Sequence[SinkOperator]) -> None:
+        """Commit beside the loop; ``Subtask.committed`` is called when that is done."""
+
     def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None: ...
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None: ...
@@ -395,8 +398,17 @@ class Subtask:
         self._port.submit_snapshot(SubtaskLogs(checkpoint_id, self.key, logged))
 
     def commit(self, checkpoint_id: int) -> None:
+        slow = [sink for sink in self.sinks if sink.commits_in_background]
         for sink in self.sinks:
-            sink.commit(checkpoint_id)
+            if not sink.commits_in_background:
+                sink.commit(checkpoint_id)
+        if slow:
+            self._port.commit(self.key, checkpoint_id, slow)
+        else:
+            self.committed(checkpoint_id)
+
+    def committed(self, checkpoint_id: int) -> None:
+        """All sinks have committed; no trace is written."""
 
     def committed_globally(self, checkpoint_id: int) -> None:
         """The driver has committed this checkpoint for the sinks that commit globally."""

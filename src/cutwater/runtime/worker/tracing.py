@@ -293,7 +293,6 @@ class _TracedSubtask(Subtask):
             self._trace.recorded(checkpoint_id, log)
         super().write_logs(checkpoint_id, logs)
 
-    def commit(self, checkpoint_id: int) -> None:
-        super().commit(checkpoint_id)
+    def committed(self, checkpoint_id: int) -> None:
         if self.sinks:
             self._trace.committed(checkpoint_id)

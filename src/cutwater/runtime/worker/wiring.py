@@ -288,7 +288,7 @@ class Wiring:
             from cutwater.runtime.worker.recording import RecordingSource
 
             runner = RecordingSource(step, self._slot, rate, columns, filters, self._determinants)
-        runner.limit = limit
+        runner.limit, runner.job_uid, runner.incarnation = limit, self._uid, self._attempt
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
         return runner
 

@@ -85,6 +85,19 @@ def snapshot_error(error: Exception, what: str, step: str | None = None) -> Cutw
     return InvariantError(f"{what} could not be put into a snapshot: {text}\n{story}", step=step)
 
 
+def sink_error(error: Exception, doing: str, checkpoint_id: int, step: str) -> CutwaterError:
+    """Error for a sink that failed: what other systems raise may be over when it is tried again.
+
+    >>> print(sink_error(StorageError("no answer"), "commit", 7, "out"))
+    step 'out': no answer
+    """
+    if isinstance(error, CutwaterError):
+        return snapshot_error(error, "", step)
+    story = "".join(traceback.format_exception(error))
+    text = f"checkpoint {checkpoint_id}: the sink could not {doing}: {type(error).__name__}: {error}"
+    return StorageError(f"{text}\n{story}", step=step)
+
+
 def internal_error(error: BaseException) -> CutwaterError:
     """Something that the coordinator itself did wrong, with all that helps to find it."""
     story = "".join(traceback.format_exception(error))

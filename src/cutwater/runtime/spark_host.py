@@ -51,8 +51,7 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[int]], Iterator[str]]:
 
     try:
         with _PACKING:
-            if (folder := main_folder()) is not None:
-                ship_by_value(folder)
+            ship_program()
             program = cloudpickle.dumps(args)
     except Exception as e:
         raise BuildError(
@@ -214,6 +213,12 @@ def _task(attempts: Any) -> SlotTask | None:
         if task.status() == "RUNNING":
             return SlotTask(str(task.host()), max(0.0, time.time() * 1000 - task.launchTime().getTime()))
     return None
+
+
+def ship_program() -> None:
+    """From now on what is pickled for the workers has the modules of the program that runs here in it."""
+    if (folder := main_folder()) is not None:
+        ship_by_value(folder)
 
 
 def ship_by_value(folder: Path, *more: ModuleType) -> None:

@@ -160,3 +160,16 @@ def test_beside_a_part_that_goes_back_alone(start: Any, fake_spark: FakeSpark, t
     open_gate(tmp_path)
     assert job.await_termination(60)
     assert sorted(visible(out)) == list(range(ROWS))
+
+
+def test_workers_are_not_lost_while_sinks_are_settled(start: Any, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    """Settling takes three times as long as a worker may be silent, and nobody was."""
+    out = tmp_path / "out"
+    limits = {"heartbeat_interval": "100ms", "heartbeat_timeout": "500ms"}
+    job = start(flow_of(tmp_path, LedgerSink(str(out), 1.5), 6_000), **limits)
+    wait_until(lambda: job.status.checkpoints.completed > 2, "checkpoints", job=job)
+    kill_some(job, fake_spark, 1, seed=5)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert job.status.restarts == 1
+    assert sorted(visible(out)) == list(range(6_000))

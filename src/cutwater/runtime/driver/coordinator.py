@@ -217,6 +217,7 @@ class Coordinator(Duties):
     def closing(self) -> None:
         self._commits.close(perform=False)
         self._splits.stop()
+        self.publisher.close()
         self._handing_over.close()
         if self._trace is not None:
             self._trace.close()

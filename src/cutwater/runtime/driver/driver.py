@@ -170,7 +170,7 @@ class Driver:
             self.secret,
             name,
             joined=lambda link, hello: self.later(lambda: self.handle(self.group.joined(link, hello))),
-            received=lambda link, message: self.later(lambda: self._received(link, message)),
+            received=self._heard,
             lost=lambda link, reason: self.later(lambda: self.handle(self.group.lost(link, reason))),
             told=lambda text: self.later(lambda: self._duties.note(text)),
         )
@@ -271,8 +271,12 @@ class Driver:
 
     # -------------------------------------------------------------------------------------------------- the events
 
-    def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
+    def _heard(self, link: WorkerLink, message: c.FromWorker) -> None:
+        """In the connection's thread: that the driver is busy for long, with sinks to settle, is no silence."""
         link.seen_ms = now_ms()
+        self.later(lambda: self._received(link, message))
+
+    def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
         attempt: int | None = getattr(message, "attempt", None)
         if not self.core.hears(link.slot, link.incarnation, attempt, getattr(message, "region", 0)):
             return

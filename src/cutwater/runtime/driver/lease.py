@@ -4,7 +4,8 @@ This is politeness, and nothing is right because of it: the job log is the fence
 commits nothing more, whatever its lease says.  So a lease is not durable, a beat that cannot be written is left out,
 and of two drivers that start in the same moment both may come through: the log stops one.
 
-A driver beats once a second into ``control/driver.json``.  Clocks of different hosts are never compared: who wants to
+A driver beats once a second, or less often where a beat costs something (``Store.look_s``), into
+``control/driver.json``.  Clocks of different hosts are never compared: who wants to
 know whether a driver lives looks whether its beat changes.  On the driver's own host that is not needed to see that it
 is dead, since the process is named with the moment of its start; so a start after a crash loses no time.
 """
@@ -27,7 +28,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cutwater.data.decoding import prepare
-from cutwater.errors import CutwaterError, FencedError
+from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.runtime.status.status import JobStatus
 from cutwater.storage.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
@@ -116,7 +117,7 @@ def await_turn(store: Store, job: str, *, takeover: bool = False, lease_s: float
                 _named(sign),
                 lease_s - silent_s,
             )
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, store.look_s / 4))
         now = _raw(store, job)
         if now is None:  # it has come to its end meanwhile
             break
@@ -188,9 +189,9 @@ class Lease:
         self._thread.join()
 
     def _run(self) -> None:
-        beat_s = time.monotonic()
+        beat_s, every_s = time.monotonic(), max(BEAT_S, self._store.look_s)
         while not (self._ended.wait(_LOOK_S) or self._closed.is_set()):
-            if self._changed() or time.monotonic() >= beat_s + BEAT_S:
+            if self._changed() or time.monotonic() >= beat_s + every_s:
                 beat_s = time.monotonic()
                 self._beat()
         with contextlib.suppress(CutwaterError):
@@ -216,10 +217,10 @@ class Lease:
 
 def _raw(store: Store, job: str) -> bytes | None:
     """The file's bytes; empty if it is not one of ours, ``None`` if there is none."""
-    if SIGN_FILE not in store.names(control_folder(job)):
-        return None
     try:
         return bytes(store.read(sign_path(job), 0, _BYTES))
+    except CorruptSnapshotError:
+        return b"" if SIGN_FILE in store.names(control_folder(job)) else None
     except CutwaterError:
         return b""
 

@@ -23,6 +23,7 @@ from cutwater.plan.replaced_sinks import shadowed_plan
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.driver.forks import limits_of
 from cutwater.runtime.driver.publisher import Publisher
+from cutwater.runtime.spark_host import ship_program
 from cutwater.state.disk.rocks import require_rocksdb
 from cutwater.storage.job_log import JobLog
 from cutwater.storage.log_entries import Fork, LogState
@@ -120,8 +121,11 @@ def prepare(
     for step in plan.steps.values():
         spec: Any = step.spec
         if step.role == "source" and SourceHooks(spec).is_staged:
-            spec = SourceHooks(spec).stage(
-                inputs.local_folder(input_folder(job, old.get(step.id, step.id))),
+            hooks, folder = SourceHooks(spec), input_folder(job, old.get(step.id, step.id))
+            if hooks.pickles_user_code:
+                ship_program()
+            spec = hooks.stage(
+                joined(inputs.uri, folder) if hooks.stages_in_store else inputs.local_folder(folder),
                 guard.seal,
                 guard.access,
                 fork is None,

@@ -31,6 +31,7 @@ from cutwater.protocol.job.messages import Outcome
 from cutwater.protocol.job.recovery_scope import Region
 from cutwater.runtime.copies.copies import sweep_copies
 from cutwater.runtime.driver.forks import ForkLog
+from cutwater.runtime.driver.source_commits import SourceCommits
 from cutwater.runtime.failures import first_line
 from cutwater.storage.job_log import JobLog, wall_clock_ms
 from cutwater.storage.log_entries import Fork, JobEnded, JobFinished, RolledBack
@@ -227,6 +228,10 @@ class Publisher:
         guard = Guard(self.seal, self._config.file_access)
         return Sinks(guarded_plan(self.forks.writing(self.plan), guard), self.uid)
 
+    @cached_property
+    def _sources(self) -> SourceCommits:
+        return SourceCommits(self.plan, self.uid)
+
     def has_fresh_sinks(self, restorable: Restorable | None) -> bool:
         """True if shadows that are no more wrote the sinks' part of the checkpoint to restore."""
         if restorable is None or self.foreign:
@@ -379,12 +384,14 @@ class Publisher:
         return next_checkpoint_id(self._store, self.job, self.log.state)
 
     def settle_sinks(self, manifest: Manifest | None) -> None:
-        """Commit the handles of the chosen checkpoint, then undo everything later of this job (T2).
+        """Commit the handles of the chosen checkpoint, then undo everything later of this job (T2); tell sources.
 
         What another job's uid wrote is its own to commit (T3).
         """
         own = manifest if manifest is not None and manifest.uid == self.uid else None
-        self._sinks.settle(own, self._retained(own), self.log.attempt)
+        retained = list(self._retained(own))
+        self._sinks.settle(own, retained, self.log.attempt)
+        self.warnings += self._sources.settle(retained, self.log.attempt)
         self.forks.drop_shadows()
 
     def _retained(self, restored: Manifest | None) -> Iterator[Manifest]:
@@ -450,6 +457,7 @@ class Publisher:
         completed = publish(self._store, self.log, manifest, kind="final" if manifest.final else "checkpoint")
         shared.published(completed, manifest)
         self._sinks.published(manifest)
+        self._sources.published(manifest)
         self._origin, self.newest = None, manifest
         size = sum(e.length for e in manifest.entries)
         return size, size - sum(e.length for e in older_entries(manifest))
@@ -477,11 +485,12 @@ class Publisher:
         try:
             if outcome is Outcome.FINISHED:
                 log.append(JobFinished(log.attempt, checkpoint_id, now))
-                for warning in [*self._sinks.finish(log.attempt), *self._claim.collect((), needed=0)]:
+                gone = [*self._sinks.finish(log.attempt), *self._sources.finish(log.attempt)]
+                for warning in [*gone, *self._claim.collect((), needed=0)]:
                     warn(warning)
             else:
                 log.append(JobEnded(log.attempt, outcome.value, first_line(reason), now))
-            for warning in self.collect(ended=True):
+            for warning in [*self.collect(ended=True), *self._sources.close()]:
                 warn(warning)
         except FencedError:
             pass
@@ -491,19 +500,29 @@ class Publisher:
     def collect(self, *, ended: bool = False) -> list[str]:
         """Remove checkpoints beyond the retained ones, and what only they needed; returns warnings.
 
-        Does so once a second, however often it is called, and when the job has ended.
+        Does so once a second, however often it is called, less often where looking costs something, and when the job
+        has ended.
 
         Raises:
             FencedError: another driver owns the job.
         """
         now_s = time.monotonic()
-        if self._retention is None or self.log.in_doubt or not (ended or now_s >= self._collected_s + _COLLECT_EVERY_S):
+        next_s = self._collected_s + max(_COLLECT_EVERY_S, 10 * self._store.look_s)
+        if self._retention is None or self.log.in_doubt or not (ended or now_s >= next_s):
             return []
         self._collected_s = now_s
-        retained = [e.checkpoint_id for e in self.log.state.completed]
+        retained = [entry.checkpoint_id for entry in self.log.state.completed]
         claimed = self._claim.collect(retained, needed=self._config.num_retained)
-        return self._retention.collect(ended=ended) + self._sinks.collect(retained) + claimed
+        told = self._sources.retain(retained)
+        return self._retention.collect(ended=ended) + self._sinks.collect(retained) + told + claimed
 
     def sweep(self) -> None:
-        """Remove the staged output of a finished job: its driver may have died before it could."""
+        """Remove the staged output of a finished job: its driver may have died before it could; tell sources."""
         self.warnings += self._sinks.finish(self.log.state.attempt)
+        if (newest := next(self._retained(None), None)) is not None:
+            self._sources.published(newest)
+        self.warnings += self._sources.finish(self.log.state.attempt)
+
+    def close(self) -> None:
+        """The driver ends."""
+        self._sources.close()

@@ -231,7 +231,8 @@ class _Watcher:
             self.thread.join()
 
     def _run(self) -> None:
-        while not (self._ended.wait(self._poll_s) or self._closed.is_set()):
+        poll_s = max(self._poll_s, self._store.look_s / 2)
+        while not (self._ended.wait(poll_s) or self._closed.is_set()):
             try:
                 self._look()
             except CutwaterError:
@@ -275,7 +276,7 @@ def _appears(store: Store, job: str, path: str, timeout_s: float) -> bool:
     while name not in store.names(control_folder(job)):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(max(0.05, store.look_s / 4))
     return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from cutwater.entry_points import package_of
 from cutwater.errors import CutwaterError, ResourceError
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.machine import duration_text
@@ -23,6 +25,7 @@ _REPLACEMENT_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
 _BROKEN_PYTHON = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 """In the cause of a Spark job's end: the next try would end in the same way."""
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _LAST_WORDS_S = 1.0
 """Time for which the end of the job waits for connections of dead workers to be read to their end."""
 
@@ -178,12 +181,8 @@ class WorkerGroup:
         if times > _REPLACEMENT_LIMIT or (broken_python and times > 1):
             if slot >= self.slots:
                 return None  # the rescale that wants it ends by its deadline
-            hint = (
-                "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the session is "
-                "made, or add them with spark.addArtifacts(..., pyfile=True)."
-            )
             why = f"the worker of slot {slot} does not start: {cause}"
-            return ResourceError(why, hint=hint if broken_python else "")
+            return ResourceError(why, hint=_what_python_needs(cause) if broken_python else "")
         if times == 1:
             self._submit(slot)
         else:  # later and later
@@ -263,3 +262,19 @@ class WorkerGroup:
     def close(self) -> None:
         for link in list(self.links.values()):
             link.close()
+
+
+def _what_python_needs(cause: str) -> str:
+    """What to do about an executor's Python that cannot load the program."""
+    missing = _NO_MODULE.search(cause)
+    package = package_of(missing[1]) if missing is not None else None
+    if package is not None and package[0] != "cutwater":
+        name, version = package
+        return (
+            f"It is of the package {name}, of which the driver has {version}: install it where the workers run, too "
+            f"(pip install {name}=={version})."
+        )
+    return (
+        "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the session is "
+        "made, or add them with spark.addArtifacts(..., pyfile=True)."
+    )

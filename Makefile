@@ -32,7 +32,7 @@ $(WARM): $(STAMP) $(shell find src/cutwater -name '*kernels.py') src/cutwater/st
 run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL
 	@$(BIN)/python examples/flights.py
 
-run-kafka: setup  ## exactly-once demo on a broker of its own: a worker, the driver and the broker are killed
+run-kafka: setup  ## exactly-once demo: Kafka to Kafka and Delta, checkpoints in a bucket; each of them is killed
 	@$(BIN)/python examples/kafka_clicks.py
 
 test: setup  ## the test suite (under 10 minutes on 2 cores)

@@ -1,8 +1,9 @@
-"""Clicks from Kafka to Kafka, exactly once, while a worker, the driver and the broker are killed.
+"""Clicks from Kafka to Kafka and Delta, exactly once, while a worker, the driver and the servers are killed.
 
-``make run-kafka`` executes this file.  ``build`` is the whole Cutwater program.  The rest starts a broker of its own,
-sends clicks to it, and runs the program in a process that can be killed.  At the end a reader of committed messages
-must see what Polars computes from the clicks: each minute of each page once, with the right numbers.
+``make run-kafka`` executes this file.  ``build`` is the whole Cutwater program.  The rest starts a broker and an object
+store of its own, sends clicks, and runs the program, with its checkpoints in the store, in a process that can be
+killed.  At the end a reader of committed messages and a reader of the Delta table must both see what Polars computes
+from the clicks: each minute of each page once, with the right numbers.
 
     python examples/kafka_clicks.py
 """
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +31,13 @@ sys.path.insert(0, str(HOME))
 PAGES, PER_MINUTE, RATE, SECONDS = 200, 20_000, 20_000, 24
 """Pages; clicks in a minute of event time; clicks that are sent in a second, and for how long."""
 DEADLINE_S = 180
+BUCKET = "clicks"
 KILL_A_WORKER = "kill-a-worker"
 """A file with this name in the job's folder."""
 
 
-def build(servers: str) -> cw.Dataflow:
-    """Clicks in, counts and sums by page and minute out.  Building runs nothing."""
+def build(servers: str, table: str) -> cw.Dataflow:
+    """Clicks in, counts and sums by page and minute out, to a topic and to a table.  Building runs nothing."""
     flow = cw.Dataflow("clicks")
     clicks = flow.read(
         "clicks",
@@ -42,13 +45,14 @@ def build(servers: str) -> cw.Dataflow:
         event_time="at",
         out_of_order="2s",
     )
-    (
+    sums = (
         clicks.filter("paid", pl.col("kind") != "view")
         .key_by("page")
         .window("minute", cw.tumbling("1m"))
         .aggregate("sums", n=cw.count(), cents=cw.sum("cents"))
-        .write("out", cw.kafka(servers, "sums", key="page"))
     )
+    sums.write("topic", cw.kafka(servers, "sums", key="page"))
+    sums.write("table", cw.delta(table, roll_interval_ms=1_000))
     return flow
 
 
@@ -69,7 +73,8 @@ def clicks_of(first: int, count: int) -> pl.DataFrame:
 
 def job(servers: str, folder: str) -> None:
     """The program as a user runs it; it kills one of its workers when it is asked to."""
-    running = build(servers).start(checkpoint=f"{folder}/checkpoints", interval="1s", parallelism=2)
+    flow = build(servers, f"{folder}/sums")
+    running = flow.start(checkpoint=f"s3://{BUCKET}/checkpoints", interval="1s", parallelism=2)
     asked = Path(folder, KILL_A_WORKER)
     while not running.await_termination(0.2):
         workers = running.status.workers
@@ -84,7 +89,12 @@ def send(servers: str, done: threading.Event) -> None:
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": servers, "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000}
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 1_000_000,
+            "log_level": 2,  # that a broker is killed is no news here
+        }
     )
     began = time.monotonic()
     for block in range(SECONDS * 10):
@@ -101,15 +111,28 @@ def send(servers: str, done: threading.Event) -> None:
 
 
 def expected() -> list[tuple[str, str, int, int]]:
-    """What the topic must hold, by Polars from the clicks."""
+    """What topic and table must hold, by Polars from the clicks."""
     paid = clicks_of(0, SECONDS * RATE).filter(pl.col("kind") != "view")
     sums = paid.group_by(pl.col("at").dt.truncate("1m"), "page").agg(pl.len().alias("n"), pl.col("cents").sum())
     sums = sums.with_columns(pl.col("at").dt.to_string("%Y-%m-%d %H:%M:%S"))
     return sorted(sums.select("at", "page", "n", "cents").rows())
 
 
+def in_table(folder: Path) -> list[tuple[str, str, int, int]]:
+    """What a reader of the Delta table sees."""
+    import deltalake
+
+    if not (folder / "sums" / "_delta_log").exists():
+        return []
+    rows = pl.from_arrow(deltalake.DeltaTable(folder / "sums").to_pyarrow_table())
+    assert isinstance(rows, pl.DataFrame)
+    minutes = pl.col("window_start").dt.to_string("%Y-%m-%d %H:%M:%S")
+    return sorted(rows.select(minutes, "page", "n", "cents").rows())
+
+
 def main() -> int:
     from servers.kafka import Broker
+    from servers.object_store import ObjectServer
 
     folder = HOME / "out" / "kafka"
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,8 +141,9 @@ def main() -> int:
     def start(servers: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, __file__, servers, str(folder)], start_new_session=True)
 
-    print("starting a broker")
-    with Broker(heap="512m") as broker:
+    print("starting a broker and an object store")
+    with Broker(heap="512m") as broker, ObjectServer(BUCKET) as store:
+        os.environ.update(store.environment)
         broker.create_topic("clicks", 4)
         broker.create_topic("sums", 2)
         done, wanted = threading.Event(), expected()
@@ -130,9 +154,9 @@ def main() -> int:
             rows = [json.loads(message.value()) for message in broker.committed("sums")]
             return sorted((row["window_start"], row["page"], row["n"], row["cents"]) for row in rows)
 
-        def wait_for(sums: int) -> None:
+        def wait_for(sums: int, look: Callable[[], list[tuple[str, str, int, int]]] = seen) -> None:
             ends = time.monotonic() + DEADLINE_S
-            while len(seen()) < sums and time.monotonic() < ends and running.poll() is None:
+            while len(look()) < sums and time.monotonic() < ends and running.poll() is None:
                 time.sleep(0.5)
 
         try:
@@ -146,16 +170,20 @@ def main() -> int:
             print("  killing the broker", flush=True)
             broker.kill()
             broker.start()
+            wait_for(4 * len(wanted) // 5)
+            print("  killing the object store", flush=True)
+            store.kill()
+            store.start()
             wait_for(len(wanted))
-            found = seen()
+            wait_for(len(wanted), lambda: in_table(folder))
+            found = {"a reader of committed messages": seen(), "a reader of the Delta table": in_table(folder)}
         finally:
             os.killpg(running.pid, signal.SIGKILL)
-    right = found == wanted
-    print(
-        f"{SECONDS * RATE:,} clicks, {len(wanted):,} sums: a reader of committed messages sees "
-        + ("exactly these, each once" if right else f"{len(found):,}, and they are NOT these")
-    )
-    return 0 if right else 1
+    print(f"{SECONDS * RATE:,} clicks, {len(wanted):,} sums")
+    for who, rows in found.items():
+        right = "exactly these, each once" if rows == wanted else f"{len(rows):,}, and they are NOT these"
+        print(f"  {who} sees {right}")
+    return 0 if all(rows == wanted for rows in found.values()) else 1
 
 
 if __name__ == "__main__":

@@ -20,16 +20,21 @@ class FetchError(Exception):
     """A library cannot be had; says which and why."""
 
 
-def fetched(name: str) -> Path:
+def fetched(name: str, locks: Path = HOME, into: Path = FETCHED) -> Path:
     """The folder with the libraries of ``<name>.lock``, fetched where they are missing.
 
     A line of the file is ``group:artifact:version sha256``.
 
+    Args:
+        name: of the file, and of the folder.
+        locks: where the file is.
+        into: where the folder is.
+
     Raises:
         FetchError: the repository cannot be reached, or a library is not what the lock file says.
     """
-    folder = FETCHED / name
-    wanted = [line.split() for line in (HOME / f"{name}.lock").read_text().splitlines() if line and line[0] != "#"]
+    folder = into / name
+    wanted = [line.split() for line in (locks / f"{name}.lock").read_text().splitlines() if line and line[0] != "#"]
     missing = [(place, digest) for place, digest in wanted if not (folder / _file(place)).exists()]
     if missing:
         print(f"fetching {len(missing)} libraries of {name} into {folder.relative_to(HOME.parent)} (once)", flush=True)

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from object_world import bucket, object_server, proxy
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutwater.api.flow import Dataflow
     from cutwater.api.streams.stream import Stream
+
+__all__ = ["bucket", "object_server", "proxy"]
 
 SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A Java process of a test ends before code that is compiled thoroughly has paid for its compilation."""

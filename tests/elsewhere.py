@@ -34,7 +34,8 @@ def elsewhere(bucket: Path, prefix: str = "chk") -> str:
 class ElsewhereStore:
     """Implements ``Store``."""
 
-    atomic_create = True
+    atomic_create = appends = True
+    look_s = 0.0
 
     def __init__(self, uri: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> None:
         parts = urlsplit(uri)
@@ -146,6 +147,10 @@ class ElsewhereStore:
             raise StorageError("refused to delete the whole checkpoint directory")
         for key in (path, *(f"{path}/{key}" for key in self._keys(path))):
             Path(self._file(self._key(key))).unlink(missing_ok=True)
+
+    def delete_files(self, paths):
+        for path in paths:
+            self.delete(path)
 
     def delete_empty(self, folder: str) -> bool:
         if self.names(folder):

@@ -54,7 +54,8 @@ class MemoryStore:
         self.uri = f"memory:/{id(self):x}"
         self.seal = seal
         self.access: FileAccess = "owner"
-        self.atomic_create = True
+        self.atomic_create = self.appends = True
+        self.look_s = 0.0
         self.files: dict[str, bytes] = {}
         """Content by path; a test may change it, as a failing disk would."""
         self.unsynced: dict[str, int] = {}
@@ -149,6 +150,10 @@ class MemoryStore:
             del self.files[found]
             self.unsynced.pop(found, None)
         self._end(after, "delete", path)
+
+    def delete_files(self, paths):
+        for path in paths:
+            self.delete(path)
 
     def delete_empty(self, folder: str) -> bool:
         if self.names(folder):

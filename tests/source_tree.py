@@ -41,7 +41,7 @@ class Module:
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
-        return tuple(_imports(self, self.tree, checking=False, lazy=False))
+        return tuple(_imports(self, self.tree.body, checking=False, lazy=False))
 
 
 @cache
@@ -60,8 +60,9 @@ def module_of(text: str, name: str = "cutwater.state.example") -> Module:
     return Module(name, Path("example.py"), text)
 
 
-def _imports(module: Module, node: ast.AST, *, checking: bool, lazy: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+def _imports(module: Module, body: list[ast.AST], *, checking: bool, lazy: bool) -> Iterator[Import]:
+    """Imports in statements and those within; an expression has none."""
+    for child in body:
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield Import(alias.name, child.lineno, checking, lazy)
@@ -70,13 +71,14 @@ def _imports(module: Module, node: ast.AST, *, checking: bool, lazy: bool) -> It
             for alias in child.names:
                 yield Import(f"{base}.{alias.name}", child.lineno, checking, lazy)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for inner in child.body:
-                yield from _imports(module, ast.Module([inner], []), checking=True, lazy=lazy)
-            for inner in child.orelse:
-                yield from _imports(module, ast.Module([inner], []), checking=checking, lazy=lazy)
+            yield from _imports(module, child.body, checking=True, lazy=lazy)
+            yield from _imports(module, child.orelse, checking=checking, lazy=lazy)
         else:
-            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _imports(module, child, checking=checking, lazy=lazy or inside)
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+                within = getattr(child, part, None)
+                if isinstance(within, list):
+                    yield from _imports(module, within, checking=checking, lazy=lazy or inside)
 
 
 def _absolute(module: Module, node: ast.ImportFrom) -> str:

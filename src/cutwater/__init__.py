@@ -52,10 +52,15 @@ __all__ = [
     "any",
     "approx_count_distinct",
     "avro",
+    "cached",
     "compare_forks",
+    "connector",
     "console",
     "count",
     "count_distinct",
+    "data_source",
+    "debezium",
+    "delta",
     "discard",
     "every",
     "fault_trial",
@@ -63,12 +68,15 @@ __all__ = [
     "first",
     "generate",
     "global_window",
+    "iceberg",
     "kafka",
     "last",
     "max",
     "mean",
     "memory",
     "min",
+    "postgres_changes",
+    "protobuf",
     "rate",
     "session",
     "sliding",
@@ -84,12 +92,19 @@ _HOMES = {
     "cutwater.chaos.trial": ("fault_trial",),
     "cutwater.config": ("JobConfig", "RestartConfig"),
     "cutwater.connectors.console": ("console",),
+    "cutwater.connectors.delta.delta": ("delta",),
+    "cutwater.connectors.data_source.data_source": ("data_source",),
+    "cutwater.connectors.debezium.formats": ("debezium",),
     "cutwater.connectors.discard": ("discard",),
     "cutwater.connectors.files.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
+    "cutwater.connectors.iceberg.iceberg": ("iceberg",),
     "cutwater.connectors.kafka.kafka": ("kafka",),
     "cutwater.connectors.memory": ("memory",),
+    "cutwater.connectors.registry": ("connector",),
     "cutwater.connectors.avro.formats": ("avro",),
+    "cutwater.connectors.postgres.changes": ("postgres_changes",),
+    "cutwater.connectors.protobuf.formats": ("protobuf",),
     "cutwater.connectors.table_sink": ("table",),
     "cutwater.api.aggregates": (
         "all",
@@ -109,6 +124,7 @@ _HOMES = {
     "cutwater.api.flow": ("Dataflow",),
     "cutwater.api.windows": ("every", "global_window", "session", "sliding", "tumbling"),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError", "FencedError", "JobCancelledError"),
+    "cutwater.operators.enrich.cached": ("cached",),
     "cutwater.operators.enrich.table": ("EnrichmentTable",),
     "cutwater.operators.process.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
     "cutwater.operators.process.functions": (
@@ -147,13 +163,21 @@ if TYPE_CHECKING:
     from cutwater.config import JobConfig, RestartConfig
     from cutwater.connectors.avro.formats import avro
     from cutwater.connectors.console import console
+    from cutwater.connectors.data_source.data_source import data_source
+    from cutwater.connectors.debezium.formats import debezium
+    from cutwater.connectors.delta.delta import delta
     from cutwater.connectors.discard import discard
     from cutwater.connectors.files.files import files
     from cutwater.connectors.generate import generate, rate
+    from cutwater.connectors.iceberg.iceberg import iceberg
     from cutwater.connectors.kafka.kafka import kafka
     from cutwater.connectors.memory import memory
+    from cutwater.connectors.postgres.changes import postgres_changes
+    from cutwater.connectors.protobuf.formats import protobuf
+    from cutwater.connectors.registry import connector
     from cutwater.connectors.table_sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
+    from cutwater.operators.enrich.cached import cached
     from cutwater.operators.enrich.table import EnrichmentTable
     from cutwater.operators.process.functions import (
         BatchProcessFunction,

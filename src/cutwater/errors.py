@@ -9,6 +9,7 @@
     ├── StorageError            the checkpoint directory cannot be used
     │   ├── CorruptSnapshotError    a file differs from its digest, is torn or missing
     │   │   └── SealError               it is not sealed with a key that this job has
+    │   ├── InDoubtError            it is not known whether something was written
     │   ├── FormatVersionError      written by a version that this one cannot read
     │   └── ForeignDirectoryError   the directory belongs to another program
     ├── FencedError             a newer attempt or driver owns the job; stop and commit nothing
@@ -36,6 +37,7 @@ __all__ = [
     "FencedError",
     "ForeignDirectoryError",
     "FormatVersionError",
+    "InDoubtError",
     "IncompleteSnapshotError",
     "InvariantError",
     "JobCancelledError",
@@ -156,6 +158,10 @@ class CorruptSnapshotError(StorageError):
 
 class SealError(CorruptSnapshotError):
     """A file is not sealed with a key that was given: another key's, no key's, or somebody else wrote it."""
+
+
+class InDoubtError(StorageError):
+    """It is not known whether something was written, and it may yet appear: the answer of a server got lost."""
 
 
 class FormatVersionError(StorageError):

@@ -240,9 +240,9 @@ def test_the_measured_table_is_current(tallies):
 @pytest.mark.parametrize("page", ["claims", "what-does-not-work", "worked-examples"])
 def test_every_test_that_a_page_names_exists(page):
     named = set(re.findall(r"`(test_\w+)`", (DOCS / f"{page}.md").read_text()))
-    defined = {
-        n for p in (DOCS.parent / "tests").rglob("test_*.py") for n in re.findall(r"def (test_\w+)", p.read_text())
-    }
+    home = DOCS.parent
+    files = [*(home / "tests").rglob("test_*.py"), *(home / "src" / "cutwater" / "testing").glob("*.py")]
+    defined = {n for p in files for n in re.findall(r"def (test_\w+)", p.read_text())}
     assert sorted(named - defined) == []
 
 

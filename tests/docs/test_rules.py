@@ -18,13 +18,17 @@ SUFFIXES = {".py", ".md", ".txt", ".java", ".html", ".js", ".sh", ""}
 
 SHAPE = re.compile(r"(?<![\w.])[A-Z]{1,2}[0-9](?![\w\[])")
 """A code: one or two capitals and one digit, by itself.  Not ``C21`` or ``INT96``, nor numpy's ``M8[us]``."""
-NAMES = {"P1", "P2", "P3", "M0", "CC0"}
-"""What looks like a code and is none: processes of the worked examples, the beginning of a path in SVG, a licence."""
+NAMES = {"P1", "P2", "P3", "M0", "CC0", "S3"}
+"""What looks like a code and is none: processes of the worked examples, the beginning of a path in SVG, a licence, the
+protocol of object stores."""
 IN_TEST_NAME = re.compile(r"_([a-z]{1,2}[0-9])(?=_|$)", re.IGNORECASE)
 RULE = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 ROW = re.compile(r"^\| (?!word \|)([^|]+?) \| ([^|]+?) \| ([^|]*?) ?\|$", re.MULTILINE)
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+NAMES_OF_NODES = {"id", "attr", "name", "arg", "asname"}
+"""Where a node of Python's syntax has a name."""
 
 OLD_WORDS = ("gallery", "sharp", "loose")
 """Words of our own that are gone from the source; the last column of the glossary has them beside those used now."""
@@ -67,10 +71,16 @@ def house() -> House:
 def names_in(path: str, text: str) -> Iterator[str]:
     """Names of the modules, classes, functions, arguments, variables and fields of a Python file."""
     yield from Path(path).with_suffix("").parts
-    for node in ast.walk(ast.parse(text)):
-        for part in ("id", "attr", "name", "arg", "asname"):
-            if isinstance(name := getattr(node, part, None), str):
-                yield name
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:  # ast.walk takes three times as long
+        for part, value in todo.pop().__dict__.items():
+            if isinstance(value, ast.AST):
+                if part != "ctx":
+                    todo.append(value)
+            elif isinstance(value, list):
+                todo += [child for child in value if isinstance(child, ast.AST)]
+            elif part in NAMES_OF_NODES and isinstance(value, str):
+                yield value
 
 
 def defined_tests(text: str) -> list[str]:

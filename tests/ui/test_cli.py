@@ -150,9 +150,9 @@ def test_an_address_of_nothing_is_answered_with_what_there_is(store, tmp_path, c
 
 
 def test_another_kind_of_store_is_refused(capfd):
-    code, _, err = run_main(capfd, "inspect", "s3://bucket/job")
+    code, _, err = run_main(capfd, "inspect", "ftp://server/job")
     assert code == 2
-    assert "no store for 's3://bucket/job'" in err
+    assert "no store for 'ftp://server/job'" in err
 
 
 def test_verify_exits_with_5_and_names_the_damaged_file(store, tmp_path, capfd):

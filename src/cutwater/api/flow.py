@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from cutwater.api.steps import keyed_steps, steps
 from cutwater.api.steps.build import (
     Duration,
     GraphBuilder,
+    NewStep,
+    Upstream,
     distinct_columns,
     duration_us,
     plain_schema,
@@ -85,10 +88,14 @@ class Dataflow:
             rate: of a Spark DataFrame: rows per second over all subtasks (other sources take it themselves).
             bad_rows: "fail" the job on a row that cannot be read, or put it into ``.dead_letters``.
 
+        A source of changes of tables (``cw.debezium``, ``cw.postgres_changes``, ``cw.delta``) gives an updating stream.
+        Where a row that leaves may say no more than its key, a step ``"<id>.latest"`` keeps the rows, so that it leaves
+        whole.
+
         Raises:
             BuildError: not a source, a source without schema, or an event-time column that is missing or no time.
         """
-        with self._builder.new_step(id, (), parallelism) as step:
+        with self._builder.together(), self._builder.new_step(id, (), parallelism) as step:
             made = _as_source(source, event_time, rate)
             made, bad = _with_bad_rows(made, bad_rows)
             out_of_order_us = duration_us(out_of_order, "out_of_order")
@@ -96,10 +103,8 @@ class Dataflow:
                 raise BuildError("out_of_order says nothing without event_time", hint="Name the event-time column.")
             if event_time is None and idle_timeout is not None:
                 raise BuildError("idle_timeout says nothing without event_time", hint="Name the event-time column.")
-            schema = distinct_columns(plain_schema(made.schema))
-            if event_time is not None:
-                schema = _with_event_time(schema, event_time)
-            outputs = [StreamType(schema, event_time)]
+            hooks = SourceHooks(made)
+            outputs = [_type_read(hooks, event_time)]
             diverts = bad == "dead_letter"
             if diverts:
                 outputs.append(StreamType(dead_letter_schema))
@@ -110,8 +115,17 @@ class Dataflow:
                 "bad_rows": bad,
                 **idle,
             }
-            upstreams = step.add("read", made, outputs, **told)
-        return Stream(self._builder, upstreams[0], upstreams[1] if diverts else None)
+            rows, *dead_letters = _by_one(step, hooks, id).add("read", made, outputs, **told)
+            if hooks.partial_changes:
+                rows = self._latest(id, rows)
+        return Stream(self._builder, rows, dead_letters[0] if diverts else None)
+
+    def _latest(self, id: str, rows: Upstream) -> Upstream:
+        """The latest row of each key of a table; one that leaves comes as it is known here."""
+        assert rows.type.changes is not None
+        keyed, _ = steps.key_by(self._builder, rows, rows.type.changes, "error", None)
+        with self._builder.new_step(f"{id}.latest", (keyed,), None) as step:
+            return keyed_steps.deduplicate(step, "last", None)[0]
 
     def loop(
         self,
@@ -321,6 +335,31 @@ def _idle_timeout_ms(given: Duration) -> float:
     if timeout_us <= 0:
         raise BuildError(f"idle_timeout {given!r} is not above 0", hint="Write for example '30s'.")
     return timeout_us / 1000
+
+
+def _type_read(hooks: SourceHooks, event_time: str | None) -> StreamType:
+    """Columns, event time and changes of what a source gives."""
+    schema, changes = distinct_columns(plain_schema(hooks.source.schema)), hooks.changes
+    if changes is not None and event_time is not None:
+        raise BuildError(
+            "the rows of an updating stream have no event time: one that leaves is as old as it is",
+            hint="Leave event_time out; the column itself stays.",
+        )
+    if event_time is not None:
+        schema = _with_event_time(schema, event_time)
+    return StreamType(schema, event_time, changes=changes)
+
+
+def _by_one(step: NewStep, hooks: SourceHooks, id: str) -> NewStep:
+    """The step, read by one subtask if the order of all its splits counts."""
+    if not hooks.one_after_another:
+        return step
+    if step.parallelism not in (None, 1):
+        raise BuildError(
+            "a change must not overtake the row that it changes, so that one subtask reads this source",
+            hint=f"Leave parallelism={step.parallelism} out; the steps behind {id!r} have the job's.",
+        )
+    return replace(step, parallelism=1)
 
 
 def _with_event_time(schema: pa.Schema, name: str) -> pa.Schema:

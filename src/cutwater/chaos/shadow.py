@@ -21,6 +21,7 @@ from cutwater.connectors.base import (
     SinkContext,
     SinkWriter,
     Source,
+    SourceCommitter,
     SourceContext,
     SourceHooks,
     Split,
@@ -169,9 +170,32 @@ class PacedSource:
         """Begin of a split's rows in event time (asked by the reading subtask); that is not reading them."""
         return earliest_time(self.inner, split, column, bound_us)
 
+    @property
+    def stages_in_store(self) -> bool:
+        """True if it is staged in a folder of the job's store."""
+        return SourceHooks(self.inner).stages_in_store
+
+    @property
+    def pickles_user_code(self) -> bool:
+        """True if staging pickles objects of the user's."""
+        return SourceHooks(self.inner).pickles_user_code
+
+    def guarded(self, guard: object) -> PacedSource:
+        """The same in a worker, which knows the job's seal."""
+        return replace(self, inner=SourceHooks(self.inner).guarded(guard))
+
     def stage(self, directory: str, *guards: object) -> PacedSource:
         """The same, of a source that is staged before the job begins."""
         return replace(self, inner=SourceHooks(self.inner).stage(directory, *guards))
+
+    @property
+    def repeatable(self) -> bool:
+        """See ``SourceHooks``."""
+        return SourceHooks(self.inner).repeatable
+
+    def committer(self, job_uid: str, step: str) -> SourceCommitter | None:
+        """See ``SourceHooks``."""
+        return SourceHooks(self.inner).committer(job_uid, step)
 
     def discover(self) -> list[Split]:
         """Those that were there at the start."""

@@ -82,8 +82,11 @@ A snapshot of an older version may know the whole: then the parts are read alrea
 class SourceContext(Protocol):
     """Services of the runtime for a reader."""
 
+    job_uid: str
     step: str
     subtask: int
+    incarnation: int
+    """See ``SinkContext``."""
 
     def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
         """Hand over a bad row (only called when the source was made with ``bad_rows="dead_letter"``)."""
@@ -140,6 +143,54 @@ def lag_of(reader: SplitReader) -> int | None:
     A reader that knows has a property ``lag_rows``.
     """
     return getattr(reader, "lag_rows", None)
+
+
+class SourceSnapshot(msgspec.Struct, frozen=True):
+    """One read step in a checkpoint: where its splits are to be read on."""
+
+    checkpoint_id: int
+    positions: dict[str, Json]
+    """By split; ``None``: it has not been begun."""
+
+
+class SourceCommitter(Protocol):
+    """Tells another system what no restore will ask for any more; in a driver that owns the job log.
+
+    For systems that keep data until they are told: replication slots, queues, streams of Spark's ``DataSource``.  It is
+    made by the driver's copy of the source, the one that is asked to ``discover``, and may share with it what only a
+    driver has.  An error is told to the user, and is no reason to stop.
+    """
+
+    def settle(self, retained: Sequence[SourceSnapshot], incarnation: int) -> None:
+        """At a restore, before the new readers open: clear away what older incarnations left and no checkpoint names.
+
+        Never touches what readers of ``incarnation`` and above made.
+
+        Args:
+            retained: all checkpoints that a restore may choose, the restored one included; the oldest first.
+            incarnation: of the readers to come.
+        """
+
+    def retain(self, retained: Sequence[SourceSnapshot]) -> None:
+        """No restore goes to a checkpoint before the first of ``retained``: what lies before it may go.
+
+        Called in a thread of its own, about once a second at most, with the newest state only, which may be one that
+        it knows.  After an error the next call tries again.
+
+        Args:
+            retained: all checkpoints that a restore may choose; the oldest first, and at least one.
+        """
+
+    def finish(self, final: SourceSnapshot | None, incarnation: int) -> None:
+        """The job has finished: everything may go that readers up to ``incarnation`` made.  Idempotent.
+
+        Args:
+            final: the last checkpoint; ``None``: there is none to be had.
+            incarnation: of the last readers.
+        """
+
+    def close(self) -> None:
+        """The driver ends, and calls nothing of this any more.  Idempotent."""
 
 
 class Source(Protocol):
@@ -237,7 +288,8 @@ class SinkSnapshot(msgspec.Struct, frozen=True):
 class Committer(Protocol):
     """Brings what readers see in line with the job log.
 
-    ``commit`` is called in the worker when a checkpoint completed; the rest only in a driver that owns the job log.
+    ``commit`` is called in the worker when a checkpoint completed, in its loop, or in the thread of its commits where
+    the sink ``commits_in_background``; the rest only in a driver that owns the job log.
 
     A sink that ``commits_globally`` has its ``commit`` called in the driver, too, with the handles of all its subtasks:
     in a thread of its own, never two at once nor beside the other methods.  A commit may cover several checkpoints, and
@@ -382,9 +434,43 @@ class SourceHooks:
         return own(filters, event_time) if own is not None and filters else self.source
 
     @property
+    def changes(self) -> tuple[str, ...] | None:
+        """Columns that tell the rows of an updating stream apart, none if unknown; by default it is none (``None``)."""
+        return getattr(self.source, "changes", None)
+
+    @property
     def knows_lag(self) -> bool:
         """Its readers know how many rows they have still to read (``lag_of``); by default they do not."""
         return getattr(self.source, "knows_lag", False)
+
+    @property
+    def repeatable(self) -> bool:
+        """From a position come the same rows in the same order; by default they do.
+
+        Otherwise only rows after a restore of everything behind it are right (``recovery="job"`` or ``"region"``).
+        """
+        return getattr(self.source, "repeatable", True)
+
+    @property
+    def one_after_another(self) -> bool:
+        """A row of one split may only count behind those of the splits before; by default their order is no matter.
+
+        Then one subtask reads them all.
+        """
+        return getattr(self.source, "one_after_another", False)
+
+    @property
+    def partial_changes(self) -> bool:
+        """A row that leaves may hold nothing but the columns of ``changes``, and ``flow.read`` makes it whole.
+
+        By default it comes as it was added, or the user has asked for its key only.
+        """
+        return getattr(self.source, "partial_changes", False)
+
+    def committer(self, job_uid: str, step: str) -> SourceCommitter | None:
+        """What is told which checkpoints are retained; by default nobody has to be."""
+        own = getattr(self.source, "committer", None)
+        return None if own is None else own(job_uid, step)
 
     @property
     def passes_over_by(self) -> list[str]:
@@ -400,6 +486,21 @@ class SourceHooks:
     def is_staged(self) -> bool:
         """``stage`` copies the rows into a folder of the job before they are read."""
         return hasattr(self.source, "stage")
+
+    @property
+    def stages_in_store(self) -> bool:
+        """``stage`` is given a folder of the job's store by its URI; by default one of the file system."""
+        return getattr(self.source, "stages_in_store", False)
+
+    @property
+    def pickles_user_code(self) -> bool:
+        """``stage`` pickles objects of the user's for the workers; by default it pickles nothing."""
+        return getattr(self.source, "pickles_user_code", False)
+
+    def guarded(self, guard: object) -> Source:
+        """The source in a worker, which compares what it finds in its folder with the job's seal; by default itself."""
+        own = getattr(self.source, "guarded", None)
+        return self.source if own is None else own(guard)
 
     def stage(self, *where: object) -> Source:
         """The source over a copy of its rows in a folder; by default itself."""
@@ -438,6 +539,14 @@ class SinkHooks:
         """One commit in the driver for all subtasks; by default each subtask commits its own in its worker."""
         return getattr(self.sink, "commits_globally", False)
 
+    @property
+    def commits_in_background(self) -> bool:
+        """A commit takes long, as one in another system does, and runs beside the stream, in a thread of its own.
+
+        By default it runs in the worker's loop, which makes a short one sooner and cheaper.
+        """
+        return getattr(self.sink, "commits_in_background", False)
+
     def bind(self, directory: str) -> Sink:
         """The sink with a directory of the job for its own use; by default it needs none."""
         return self._changed("bind", directory)
@@ -472,7 +581,7 @@ _ROWS = 64
 class _Unheard:
     """A reader's context when it only has a look: what it finds wrong is said when the rows are read."""
 
-    step, subtask = "", 0
+    job_uid, step, subtask, incarnation = "", "", 0, 0
 
     def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
         return

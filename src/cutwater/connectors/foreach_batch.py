@@ -53,6 +53,11 @@ class EpochSink:
     guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
     """Of these rows; given through ``guarded``."""
 
+    @property
+    def commits_in_background(self) -> bool:
+        """See ``SinkHooks``: an epoch goes into another system, or to a user's function."""
+        return True
+
     def bind(self, directory: str) -> Self:
         """The same sink, staging below ``directory``."""
         return replace(self, directory=absolute_uri(directory))
@@ -259,7 +264,7 @@ class EpochCommitter:
         self._area.sweep(incarnation, subtasks=subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
-        """Nothing to do: what a restore would need is handed over, and removed, before the next one completes."""
+        """Nothing to do: what was not handed over when the next one was cut, that one names, too."""
 
     def finish(self, incarnation: int) -> None:
         """See ``Committer.finish``."""

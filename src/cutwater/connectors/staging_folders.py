@@ -145,13 +145,16 @@ class StoreFolder:
         self.path = joined(uri, self._folder)
         self._written: dict[str, BinaryIO] = {}
         """Pieces that are not durable."""
+        self._proven = False
+        """Something has just been put there."""
 
     def create(self) -> None:
         self._store = open_store(self._uri, self._seal, self._access)
         self._store.make_folder(self._folder)
 
     def exists(self) -> bool:
-        return self._store.exists(self._folder)
+        proven, self._proven = self._proven, False
+        return proven or self._store.exists(self._folder)
 
     def names(self) -> list[str]:
         return self._store.names(self._folder) if self.exists() else []
@@ -167,19 +170,29 @@ class StoreFolder:
         for name in names:
             if (file := self._written.pop(name, None)) is not None:
                 self._store.close_durably(file)
+                self._proven = not self._store.appends  # what goes on being written may have been removed meanwhile
+
+    def put(self, name: str, data: bytes) -> None:
+        """A whole piece, durable.
+
+        Raises:
+            StorageError: there is one, or the store does not take it.
+        """
+        file = self.new_piece(name)
+        file.write(data)
+        self.make_durable([name], new=True)
 
     def read(self, name: str, length: int) -> pa.Buffer:
-        if name not in self.names():
-            raise FileNotFoundError(errno.ENOENT, "there is no such piece", name)
         path = f"{self._folder}/{name}"
         try:
             return pa.py_buffer(self._store.read(path, 0, length))
         except CorruptSnapshotError:
+            if name not in self._store.names(self._folder):
+                raise FileNotFoundError(errno.ENOENT, "there is no such piece", name) from None
             return pa.py_buffer(self._store.read(path))  # shorter than that, or no file
 
     def remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._store.delete(f"{self._folder}/{name}")
+        self._store.delete_files(f"{self._folder}/{name}" for name in names)
 
     def remove_if_empty(self) -> None:
         for depth in range(len(self._parts), 0, -1):

@@ -371,7 +371,7 @@ class TableCommitter:
             if number is None:
                 return
             if self._sink.changes is not None:
-                gone, rows = _last_of_each_key(rows, self._sink.key)
+                gone, rows = last_of_each_key(rows, self._sink.key)
                 if gone.num_rows:
                     connection.cursor().executemany(self._deletion, self._values(gone, number))
             if rows.num_rows:
@@ -414,13 +414,13 @@ class _ChangesWriter(EpochWriter):
         super().write(batch)
 
 
-def _last_of_each_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+def last_of_each_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, pa.Table]:
     """The net effect of an epoch's changes: the keys of rows that are gone, and the rows that are there.
 
     What happened to a key before is no matter, so a ``-U`` whose ``+U`` follows is no write.
 
     >>> rows = pa.table({"op": ["+I", "+I", "-U", "+U", "-D"], "k": [1, 2, 1, 1, 2], "n": [10, 20, 10, 11, 20]})
-    >>> [part.to_pylist() for part in _last_of_each_key(rows, ["k"])]
+    >>> [part.to_pylist() for part in last_of_each_key(rows, ["k"])]
     [[{'k': 2}], [{'k': 1, 'n': 11}]]
     """
     names = [str(position) for position in range(len(key))]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import cast
 
 from cutwater.config import JobConfig, RecoveryName
-from cutwater.connectors.base import Sink, settles_subtasks
+from cutwater.connectors.base import Sink, Source, SourceHooks, settles_subtasks
 from cutwater.errors import BuildError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.hosts import Topology
@@ -26,6 +26,13 @@ def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
             raise BuildError(
                 f"a step of kind {step.kind!r} may send its rows in another order after a restore, and recovery is "
                 f"{config.recovery!r}: what it sent could not be made again row for row",
+                step=step.id,
+                hint="Choose recovery='region' or 'job'.",
+            )
+        if step.role == "source" and not SourceHooks(cast(Source, step.spec)).repeatable:
+            raise BuildError(
+                f"its source may give other rows after a restore, and recovery is {config.recovery!r}: what it sent "
+                "could not be made again row for row",
                 step=step.id,
                 hint="Choose recovery='region' or 'job'.",
             )

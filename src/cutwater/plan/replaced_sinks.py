@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from cutwater.connectors.base import Sink, SinkHooks
+from cutwater.connectors.base import Sink, SinkHooks, Source, SourceHooks
 from cutwater.connectors.staging import Guard
 from cutwater.errors import BuildError
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
@@ -56,9 +56,11 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
 
 
 def guarded_plan(plan: PhysicalPlan, guard: Guard) -> PhysicalPlan:
-    """The plan with sinks that guard what they stage; with a key it cannot be shipped any more."""
+    """The plan with sinks and sources that guard what they stage; with a key it cannot be shipped any more."""
     steps = dict(plan.steps)
     for step in plan.steps.values():
         if step.role == "sink":
             steps[step.id] = replace(step, spec=SinkHooks(cast(Sink, step.spec)).guarded(guard))
+        elif step.role == "source":
+            steps[step.id] = replace(step, spec=SourceHooks(cast(Source, step.spec)).guarded(guard))
     return replace(plan, steps=steps)

@@ -16,6 +16,7 @@ from cutwater.protocol.wire import ControlDecoder
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import ControlLink
 from cutwater.runtime.worker.attempt import Attempt
+from cutwater.runtime.worker.commits import CommitService
 from cutwater.runtime.worker.snapshots import FrozenSubtask, SnapshotService, WorkerCheckpoints, Written
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment
@@ -64,6 +65,7 @@ def test_a_message_interrupts_a_turn_which_goes_on_before_the_neighbours(called_
     did: list[str] = []
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
+    attempt._commits = CommitService(lambda ended: None)
     attempt._worker, attempt._next, attempt._subtasks = worker, 0, [Neighbour(n, worker, did, called_in) for n in "abc"]
     attempt._behind, attempt._worked, attempt.rested = None, False, False
     for expected in rounds:
@@ -91,6 +93,7 @@ def test_a_worker_that_was_called_does_not_sleep_before_those_are_asked_again_wh
     did: list[str] = []
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
+    attempt._commits = CommitService(lambda ended: None)
     attempt._worker, attempt._next, attempt._worked, attempt._behind = worker, 0, False, None
     attempt.rested = False
     attempt._subtasks = [Lazy("a", worker, did, "A")]
@@ -140,6 +143,7 @@ def test_a_worker_that_had_nothing_to_do_is_done_after_one_round(rested: bool, r
     """Rows go through all its subtasks in one round, and nobody is asked again; one that is busy gathers them."""
     did: list[str] = []
     attempt: Any = object.__new__(Attempt)
+    attempt._commits = CommitService(lambda ended: None)
     attempt._worker, attempt._next, attempt._worked, attempt._behind = SimpleNamespace(called=False), 0, False, None
     attempt.rested = rested
     last = Passing("c", None, attempt, did, in_order=True)
@@ -155,6 +159,7 @@ def test_a_worker_that_had_nothing_to_do_is_done_after_one_round(rested: bool, r
 def test_what_is_handed_down_when_builders_are_due_is_taken_before_the_worker_sleeps() -> None:
     did: list[str] = []
     attempt: Any = object.__new__(Attempt)
+    attempt._commits = CommitService(lambda ended: None)
     attempt._worker, attempt._next, attempt._worked, attempt._behind = SimpleNamespace(called=False), 0, False, None
     attempt.rested = False
     last = Passing("b", None, attempt, did, in_order=True)

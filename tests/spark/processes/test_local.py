@@ -112,7 +112,7 @@ def test_jobs_side_by_side_and_one_after_the_other(spark: SparkSession, tmp_path
 
 def test_too_few_cores_are_told_in_time(spark: SparkSession, tmp_path: Path) -> None:
     flow = counting("wide", cw.rate(None, rows=100), tmp_path / "out")
-    job = flow.start(spark, checkpoint=tmp_path / "chk", parallelism=7, resource_timeout="20s")
+    job = flow.start(spark, checkpoint=tmp_path / "chk", parallelism=7, resource_timeout="12s")
     wait_until(lambda: job.status.waiting is not None and job.status.waiting.cores == 4, "four of seven")
     waiting = job.status.waiting
     assert waiting is not None

@@ -299,14 +299,23 @@ def deduplicate(step: NewStep, keep: Literal["first", "last"], within: Duration 
     from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
 
     upstream = step.upstream
-    refuse_changes(step.builder, upstream, "deduplicate", timed=within is not None)
+    changes = upstream.type.changes
+    updating = keep == "last" and within is None and changes is not None
+    if updating and not (changes and set(changes) <= set(upstream.keys)):
+        raise BuildError(
+            f"the updating stream's rows {_told_apart(changes or ())}, but deduplicate keeps one row for each "
+            f"{', '.join(upstream.keys)}: they would replace each other",
+            hint=_KEY_HINT,
+        )
+    if not updating:
+        refuse_changes(step.builder, upstream, "deduplicate", timed=within is not None)
     event_time = within_us = None
     if within is not None:
         within_us = duration_us(within, "within")
         event_time = upstream.type.event_time
         if event_time is None:
             raise step.builder.no_event_time(upstream, "within= needs event time")
-    spec = DeduplicateSpec(upstream.type.schema, upstream.keys, keep, event_time, within_us)
+    spec = DeduplicateSpec(upstream.type.schema, upstream.keys, keep, event_time, within_us, updating)
     if keep == "first":
         out, lost = replace(upstream.type, keys=upstream.keys), None
     else:
@@ -402,12 +411,18 @@ def _check_one_row_per_key(side: str, upstream: Upstream) -> None:
     changes = upstream.type.changes
     if changes is None or (changes and set(changes) <= set(upstream.keys)):
         return
-    known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
     raise BuildError(
-        f"the {side} side is an updating stream whose rows {known}, but the join keeps one row for each "
+        f"the {side} side is an updating stream whose rows {_told_apart(changes)}, but the join keeps one row for each "
         f"{', '.join(upstream.keys)}: they would replace each other",
-        hint="Key it by the columns that tell its rows apart, or name those: .with_changes('column').",
+        hint=_KEY_HINT,
     )
+
+
+_KEY_HINT = "Key it by the columns that tell its rows apart, or name those: .with_changes('column')."
+
+
+def _told_apart(changes: tuple[str, ...]) -> str:
+    return f"are told apart by {', '.join(changes)}" if changes else "have no known key"
 
 
 def _tell_what_replaces(step: NewStep) -> None:

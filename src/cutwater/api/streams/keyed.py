@@ -230,11 +230,14 @@ class KeyedStream(Stream):
 
         Args:
             keep: "first" lets the first row through and drops the others; "last" is an updating stream of the latest.
+                It takes an updating stream too, if its key tells the rows apart: each row that leaves then comes as it
+                was added, also where the stream says no more of it than its key, or says something twice.
             within: how long a row makes others of its key duplicates, in event time: the first one at or after its
                 time plus ``within`` is a first row again.  Without it a key is remembered for ever.
 
         Raises:
-            BuildError: ``within`` without event time, an updating stream, or (``keep="last"``) a column named ``op``.
+            BuildError: ``within`` without event time, an updating stream (``keep="first"``, ``within``, or one whose
+                rows the key does not tell apart), or (``keep="last"``) a column named ``op``.
         """
         with self._new_step(id, parallelism) as step:
             return DeduplicatedStream(self._builder, deduplicate(step, keep, within))

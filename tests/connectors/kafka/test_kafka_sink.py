@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 from servers.kafka import Broker
 
 from cutwater.connectors.base import SinkSnapshot
+from cutwater.connectors.kafka import librdkafka
+from cutwater.connectors.kafka import producer as producer_module
 from cutwater.connectors.kafka.commit_records import CommitRecord, CommitRecords
 from cutwater.connectors.kafka.kafka import kafka
 from cutwater.connectors.kafka.sink import KafkaSink
@@ -234,6 +238,46 @@ def test_killed_anywhere_in_a_commit(
     sink.committer(SCHEMA, "c0ffee", "out").settle(SinkSnapshot(2, [handle]), [], 2)
     assert seen() == list(range(5_100))
     assert record.of(0) == CommitRecord(2, 2)
+
+
+@pytest.mark.parametrize("place", ["before it is sent", "after it"])
+def test_a_call_of_the_library_that_does_not_return(
+    place: str, sink: KafkaSink, seen: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a broker's restart: the next producer takes over, and the first one is ended when the call returns."""
+    job = Job(sink, 1, subtasks=1)
+    job.commit(job.checkpoint(1, 1, 2))
+    library, began, returns = librdkafka.library(), threading.Event(), threading.Event()
+    real, calls = library.send_offsets_to_transaction, list[int]()
+    closed: list[int] = []
+
+    def stalled(handle: int, *arguments: Any) -> Any:
+        calls.append(handle)
+        if handle != calls[0]:
+            return real(handle, *arguments)
+        result = real(handle, *arguments) if place == "after it" else None
+        began.set()
+        assert returns.wait(30)
+        return result
+
+    destroy = library.destroy
+    monkeypatch.setattr(library, "send_offsets_to_transaction", stalled)
+    monkeypatch.setattr(library, "destroy", lambda handle: (closed.append(handle), destroy(handle)))
+    monkeypatch.setattr(producer_module, "_STALLED_S", 0.3)
+    job.commit(job.checkpoint(2, 3, 4))
+    assert began.is_set()
+    assert len(calls) == 2
+    assert seen() == [1, 2, 3, 4]
+    assert calls[0] not in closed, "nobody may end a client in the middle of a call"
+    returns.set()
+    ends = time.monotonic() + 30
+    while calls[0] not in closed and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert calls[0] in closed
+    monkeypatch.undo()
+    job.commit(job.checkpoint(3, 5))
+    job.close()
+    assert seen() == [1, 2, 3, 4, 5]
 
 
 def test_an_upsert_keeps_the_newest_row_of_each_key(broker: Broker, topic: str, tmp_path: Path) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import confluent_kafka as client
 import pytest
 from runtime_world import wait_until
 from servers.kafka import Cluster
 
 import cutwater as cw
+from kafka_feed import Feed, Reader
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -29,66 +28,12 @@ def cluster() -> Iterator[Cluster]:
         yield started
 
 
-class Feed:
-    """Produces unique ids at a rate, acknowledged by two brokers at least, through whatever happens to them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        options = {"bootstrap.servers": cluster.address, "enable.idempotence": True, "log_level": 0}
-        self._producer = client.Producer(options)
-        self._ended = threading.Event()
-        self.sent, self.lost = 0, list[Any]()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self.lost.append(error)
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.02):
-            for _ in range(RATE // 50):
-                body = json.dumps({"id": self.sent})
-                self._producer.produce(SOURCE, body, on_delivery=self._delivered)
-                self.sent += 1
-            self._producer.poll(0)
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def end(self) -> int:
-        """How many there are."""
-        self.stop()
-        assert self._producer.flush(120) == 0
-        assert self.lost == [], "void: the input is not whole"
-        return self.sent
-
-
-class Reader:
-    """Reads committed messages as they come."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        options = {"bootstrap.servers": cluster.address, "group.id": "reader", "isolation.level": "read_committed"}
-        self._consumer = client.Consumer({**options, "enable.auto.commit": False, "log_level": 0})
-        self._consumer.assign([client.TopicPartition(OUT, 0, 0)])
-        self.times: Counter[int] = Counter()
-
-    def seen(self) -> int:
-        """How many ids there are by now."""
-        messages = self._consumer.consume(10_000, 0.1)
-        self.times.update(json.loads(m.value())["id"] for m in messages if m.error() is None)
-        return len(self.times)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
 def test_rows_come_once_whichever_broker_is_killed_during_commits(start: Any, cluster: Cluster) -> None:
     """The leader of the output, then who decides over its transactions, then who keeps its commit records."""
     flow = cw.Dataflow("cluster")
     rows = flow.read("in", cw.kafka(cluster.address, SOURCE, schema="id long"))
     rows.write("out", cw.kafka(cluster.address, OUT))
-    feed, reader = Feed(cluster), Reader(cluster)
+    feed, reader = Feed(cluster.address, SOURCE, RATE), Reader(cluster.address, OUT)
     try:
         job = start(flow, interval="200ms")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle
 from cutwater.connectors.kafka.commit_records import CommitRecord, CommitRecords
-from cutwater.connectors.kafka.producer import Producer
+from cutwater.connectors.kafka.producer import Producer, StalledError
 from cutwater.connectors.staging import StagingArea, incarnation_of
 from cutwater.connectors.staging_folders import StoreFolder
 from cutwater.errors import FencedError, StorageError
@@ -45,9 +45,13 @@ class TransactionalProducers:
         """
         if subtask in self._announced:  # asked without the lock: a snapshot does not wait for a commit
             return
-        with self._lock:
+
+        def record() -> None:
             if subtask not in self._made and self._take_over(subtask) is None:
                 self._record(subtask, CommitRecord(0, incarnation), None)
+
+        with self._lock:
+            _once_more(record)
             self._announced.add(subtask)
 
     def write(self, rows: pa.Table, epoch: EpochHandle, incarnation: int) -> None:
@@ -60,18 +64,21 @@ class TransactionalProducers:
             FencedError, StorageError: as ``Producer``; or it cannot be told whether they are in.
         """
         with self._lock:
-            if epoch.subtask not in self._made and self._take_over(epoch.subtask) is None:
-                self.close()
-                raise StorageError(
-                    f"kafka group {self._records.group(epoch.subtask)!r} has no commit record any more: it "
-                    f"cannot be told whether the rows of checkpoint {epoch.checkpoint_id} are in the topic",
-                    hint="A group's offsets expire (offsets.retention.minutes of the broker; 7 days). Look at the end "
-                    "of the topic; restored with the sink under another step id, the job does not write them.",
-                )
-            producer, record = self._made[epoch.subtask]
-            if record.admits(epoch.checkpoint_id, incarnation):
-                after = CommitRecord(epoch.checkpoint_id, incarnation)
-                self._record(epoch.subtask, after, lambda: self._send(producer, rows))
+            _once_more(lambda: self._write(rows, epoch, incarnation))
+
+    def _write(self, rows: pa.Table, epoch: EpochHandle, incarnation: int) -> None:
+        if epoch.subtask not in self._made and self._take_over(epoch.subtask) is None:
+            self.close()
+            raise StorageError(
+                f"kafka group {self._records.group(epoch.subtask)!r} has no commit record any more: it "
+                f"cannot be told whether the rows of checkpoint {epoch.checkpoint_id} are in the topic",
+                hint="A group's offsets expire (offsets.retention.minutes of the broker; 7 days). Look at the end "
+                "of the topic; restored with the sink under another step id, the job does not write them.",
+            )
+        producer, record = self._made[epoch.subtask]
+        if record.admits(epoch.checkpoint_id, incarnation):
+            after = CommitRecord(epoch.checkpoint_id, incarnation)
+            self._record(epoch.subtask, after, lambda: self._send(producer, rows))
 
     def fence(self, incarnation: int, subtasks: Container[int] | None) -> None:
         """From now on nobody of a smaller incarnation writes.
@@ -87,15 +94,18 @@ class TransactionalProducers:
             for subtask in self._records.subtasks():
                 if subtasks is not None and subtask not in subtasks:
                     continue
-                before = self._take_over(subtask)
-                if before is not None and before.incarnation > incarnation:
-                    raise FencedError(
-                        f"kafka group {self._records.group(subtask)!r}: attempt {before.incarnation} of the job "
-                        f"writes already, this is {incarnation}",
-                        hint="Another driver has taken over the job.",
-                    )
-                if before is not None and before.incarnation < incarnation:
-                    self._record(subtask, CommitRecord(before.checkpoint_id, incarnation), None)
+                _once_more(lambda subtask=subtask: self._fence(subtask, incarnation))
+
+    def _fence(self, subtask: int, incarnation: int) -> None:
+        before = self._take_over(subtask)
+        if before is not None and before.incarnation > incarnation:
+            raise FencedError(
+                f"kafka group {self._records.group(subtask)!r}: attempt {before.incarnation} of the job "
+                f"writes already, this is {incarnation}",
+                hint="Another driver has taken over the job.",
+            )
+        if before is not None and before.incarnation < incarnation:
+            self._record(subtask, CommitRecord(before.checkpoint_id, incarnation), None)
 
     def close(self) -> None:
         """End all of them; later ones are made anew."""
@@ -125,6 +135,14 @@ class TransactionalProducers:
             producer.close()
             raise
         self._made[subtask] = producer, record
+
+
+def _once_more(write: Callable[[], None]) -> None:
+    """Again with the next producer if a call of the first does not return: it finds out what that one has committed."""
+    try:
+        write()
+    except StalledError:
+        write()
 
 
 class KafkaCommitter:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes as c
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,13 @@ _BLOCKS = 0x4
 _SLICE = 100_000
 _FLUSH_MS = 60_000
 _TRANSACTION_MS = 60_000
+_STALLED_S = 10.0
+"""A commit record takes milliseconds; without a broker, as long as one needs to start again."""
 _TRIES = 5
 _FENCED = (-144, 90, 47)
 """Another producer has taken over this transactional id, as the library and the broker say it."""
+Outcome: TypeAlias = FencedError | StorageError | None
+"""What went wrong with a call."""
 
 
 def messages_of(values: Encoded, gone: npt.NDArray[np.bool_] | None, keys: pa.Array | None) -> npt.NDArray[np.int64]:
@@ -50,6 +55,10 @@ def messages_of(values: Encoded, gone: npt.NDArray[np.bool_] | None, keys: pa.Ar
     return made
 
 
+class StalledError(StorageError):
+    """A call of the client does not return.  The client was given up; whether it committed, the next one finds out."""
+
+
 class Producer:
     """One client that writes to one topic.
 
@@ -69,6 +78,8 @@ class Producer:
         self._library = _library()
         self.client = Client(self._library, PRODUCER, cluster.conf(delivery_report_only_error=True, **options))
         self._topic = self.client.topic(topic)
+        self._given_up = False
+        """A call does not return, and its thread ends the client some day."""
 
     def send(self, messages: npt.NDArray[np.int64]) -> None:
         """Hand messages to the library, whose memory must stay until ``flush``; waits while its queue is full.
@@ -122,40 +133,66 @@ class Producer:
 
         Raises:
             FencedError: another producer has taken over the transactional id.
+            StalledError: nobody knows; the producer is closed.
             StorageError: it was aborted.
         """
         self._done(lambda: self._library.begin_transaction(self.client.handle))
         try:
             if write is not None:
                 write()
-            self._send_offset(group, offset, text)
+            self._send_offset(group, offset, text, write)
             self._done(lambda: self._library.commit_transaction(self.client.handle, _TRANSACTION_MS))
+        except StalledError:
+            raise
         except StorageError:
             self._ended(self._library.abort_transaction(self.client.handle, _TRANSACTION_MS))
             raise
 
-    def _send_offset(self, group: str, offset: int, text: str) -> None:
-        library = self._library
-        places = library.topic_partition_list_new(1)
-        metadata = library.consumer_group_metadata_new(group.encode())
-        try:
-            _fill(library, places, self._name, offset, text)
-            self._done(
-                lambda: library.send_offsets_to_transaction(self.client.handle, places, metadata, _TRANSACTION_MS)
-            )
-        finally:
-            library.consumer_group_metadata_destroy(metadata)
-            library.topic_partition_list_destroy(places)
+    def _send_offset(self, group: str, offset: int, text: str, kept: object) -> None:
+        """In a thread of its own, since the library heeds no limit when the group's coordinator has gone.
+
+        See librdkafka's issues 5456 and 5511: where the connection to it was lost it may wait for ever.
+
+        Args:
+            kept: holds the memory of what was sent, which a client that was given up still reads.
+        """
+        library, handle = self._library, self.client.handle
+
+        def send() -> Outcome:
+            places = library.topic_partition_list_new(1)
+            metadata = library.consumer_group_metadata_new(group.encode())
+            try:
+                _fill(library, places, self._name, offset, text)
+                call = library.send_offsets_to_transaction
+                return self._outcome(lambda: call(handle, places, metadata, _TRANSACTION_MS))
+            finally:
+                library.consumer_group_metadata_destroy(metadata)
+                library.topic_partition_list_destroy(places)
+
+        sending = _Aside(self._end, send, kept)
+        if not sending.wait(_STALLED_S):
+            self._given_up = True
+            raise StalledError(self._error(f"the commit record was not taken within {_STALLED_S:.0f} s").message)
+        if sending.outcome is not None:
+            raise sending.outcome
 
     def _done(self, call: Callable[[], int | None]) -> None:
         """A call of the transactional interface, again while the library says that this may help."""
-        for last in (*(False,) * (_TRIES - 1), True):
+        raised = self._outcome(call)
+        if raised is not None:
+            raise raised
+
+    def _outcome(self, call: Callable[[], int | None]) -> Outcome:
+        """What went wrong with such a call in the end."""
+        raised: Outcome = None
+        for _ in range(_TRIES):
             error = call()
             if not error:
-                return
+                return None
             again, raised = self._library.error_is_retriable(error), self._ended(error)
-            if last or not again or isinstance(raised, FencedError):
-                raise raised
+            if not again or isinstance(raised, FencedError):
+                break
+        return raised
 
     def _ended(self, error: int | None) -> FencedError | StorageError:
         """What an error of the library's is; it is given back."""
@@ -181,9 +218,47 @@ class Producer:
 
     def close(self) -> None:
         """Stop; what was not flushed is lost."""
+        if not self._given_up:
+            self._end()
+
+    def _end(self) -> None:
         if self.client.handle:
             self._library.purge(self.client.handle, 3)
             self.client.close()
+
+
+class _Aside:
+    """A call with a client in a thread of its own, since it may never return.
+
+    Once nobody waits for it any more the client is the thread's, which ends it if the call returns after all.
+
+    Args:
+        close: ends the client.
+        call: what is done with it.
+        kept: holds memory that the client reads as long as it lives.
+    """
+
+    def __init__(self, close: Callable[[], None], call: Callable[[], Outcome], kept: object) -> None:
+        self._close, self._call, self._kept = close, call, kept
+        self.outcome: Outcome = None
+        self._given_up = False
+        self._lock, self._returned = threading.Lock(), threading.Event()
+        threading.Thread(target=self._run, name="cutwater-kafka-offsets", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has returned; if not, it is given up."""
+        if not self._returned.wait(seconds):
+            with self._lock:
+                self._given_up = not self._returned.is_set()
+        return not self._given_up
+
+    def _run(self) -> None:
+        outcome = self._call()
+        with self._lock:
+            self.outcome = outcome
+            self._returned.set()
+        if self._given_up:
+            self._close()
 
 
 def _library() -> Library:

@@ -49,7 +49,7 @@ check: setup  ## style, types, structure
 bench: setup  ## keyed count against Flink, Bytewax and bare kernels (installs the peers for it)
 	@$(BIN)/python -m benchmarks.compare
 
-chaos: setup  ## 490 SIGKILLs of workers, executors and drivers: each recovery scope, each protocol (half an hour or more)
+chaos: setup  ## 850 SIGKILLs of workers, executors, drivers and servers: each scope, protocol and sink (an hour or two)
 	@$(BIN)/python -m pytest -m chaos -s
 
 servers: setup  ## fetch the servers that tests start (Kafka; once)

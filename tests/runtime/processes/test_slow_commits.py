@@ -113,6 +113,7 @@ def test_a_stop_answers_when_the_last_commit_is_done(start: Any, tmp_path: Path)
         "SELECT count(*), count(DISTINCT value), max(value) FROM {out}", out=writes.out
     )
     assert 0 < rows == different
+    assert not list((tmp_path / "chk").rglob("*.arrows")), "rows of the last checkpoint are still staged"
     open_gate(tmp_path)
     job = start(flow_of(tmp_path, writes))
     assert job.await_termination(60)

@@ -130,6 +130,17 @@ def test_an_end_waits_for_the_commit_under_way_and_does_no_other():
     assert world.slow.done == [(1, [1])]
 
 
+def test_a_stop_does_what_was_handed_over_before_it():
+    world = World()
+    for checkpoint_id in (1, 2):
+        world.snapshot(checkpoint_id)
+        world.submit(checkpoint_id)
+    world.slow.may_end.release(2)
+    world.service.finish()
+    world.service.close()
+    assert world.slow.done == [(1, [1]), (2, [2])]
+
+
 @pytest.mark.parametrize(
     ("fails", "kind", "told"),
     [

@@ -176,6 +176,9 @@ class Attempt(ConnectedAttempt):
         """A subtask makes choices once more that somebody knows: no checkpoint may begin."""
         return any(subtask.following for subtask in self._subtasks)
 
+    def finish(self) -> None:
+        self._commits.finish()
+
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""
         if self._reader is not None:

@@ -91,6 +91,13 @@ class CommitService:
         if ended.error is not None:
             raise ended.error
 
+    def finish(self) -> None:
+        """Wait until all that was handed over is done, or one of it has failed; nothing more is handed over."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
     def close(self) -> None:
         """Wait for the commit under way, and do no other one."""
         self._closed = True

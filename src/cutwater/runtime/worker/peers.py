@@ -102,6 +102,10 @@ class ConnectedAttempt(abc.ABC):
     def metrics(self) -> c.Metrics:
         """Counters since the attempt began."""
 
+    def finish(self) -> None:
+        """The coordinator wants the worker to end: do what it asked for before."""
+        return
+
     @abc.abstractmethod
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""

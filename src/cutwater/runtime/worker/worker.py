@@ -265,6 +265,8 @@ class Worker:
                 if self.copies is not None:
                     self.copies.placed(message)
             case c.Stop(reason=reason):
+                for attempt in self._attempts.values():  # whoever stops a job finds all of its last checkpoint
+                    attempt.finish()
                 self._report()  # the last counts
                 self._end = reason
             case _LinkLost(reason=reason):
